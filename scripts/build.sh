@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# build.sh PRESET [TARGET…]: configures the preset of CMakePresets.json when that is due, then builds.
+set -euo pipefail
+
+REPO_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=common.sh
+. "$REPO_ROOT/scripts/common.sh"
+cd "$REPO_ROOT"
+
+preset=${1:?usage: build.sh PRESET [TARGET…]}
+shift
+if [[ $preset == release ]]; then dir=build; else dir=build-$preset; fi
+
+# Ninja itself re-runs CMake when a CMake file changes; what it cannot see is that Drogon moved.
+drogon_dir=$(sed -n 's/^Drogon_DIR:PATH=//p' "$dir/CMakeCache.txt" 2>/dev/null || true)
+if [[ ! -f $dir/build.ninja || ! -d $drogon_dir ]]; then
+  rm -rf "$dir/CMakeCache.txt" "$dir/CMakeFiles"
+  mkdir -p "$dir"
+  run_step "$dir/configure.log" "configuring $dir" cmake --preset "$preset"
+fi
+exec cmake --build "$dir" -j "$(compile_jobs)" ${1:+--target "$@"}
