@@ -1,0 +1,162 @@
+// The seam between models and devices: the operations a device offers. The residual stream and logits are float32 device
+// memory; "operands" (inputs and outputs of linear layers between them) have the backend's own format of
+// operand_bytes() per element, so that a GPU may keep them in 16 bits. Operations are issued in order from one thread;
+// those on a GPU return before they are done, read_logits() waits.
+//
+// Contract: every row's result depends on that row's data only. The number of rows, their order, and how a prompt was cut
+// into calls never change a bit of it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/paged_kv.h"
+#include "kernels/prior.h"
+
+namespace bam {
+
+// A host matrix [rows, cols], row-major, possibly unaligned, in kF32, kF16 or kBF16.
+struct HostMatrix {
+  const std::byte* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t rows = 0;
+  int64_t cols = 0;
+};
+
+// Device memory, freed with the object.
+class DeviceBuffer {
+ public:
+  virtual ~DeviceBuffer() = default;
+  virtual void* data() = 0;
+  virtual size_t size_bytes() const = 0;
+};
+
+// Weights of y = W x in the device's own packed form.
+class LinearWeights {
+ public:
+  virtual ~LinearWeights() = default;
+  virtual int64_t in_features() const = 0;
+  virtual int64_t out_features() const = 0;
+  virtual size_t size_bytes() const = 0;
+};
+
+// Everything static about attention in one layer.
+struct AttentionSpec {
+  int num_heads = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  PositionEncoding encoding = PositionEncoding::kBam;
+  bool ssmax = false;
+  bool ssmax_prior = true;
+  PriorForm prior_form = PriorForm::kScaleOutside;
+  double prior_eps = 1e-5;
+  int64_t window = -1;               // rope_local; -1: none
+  double rope_theta = 0;
+  RopeStyle rope_style = RopeStyle::kInterleaved;
+  std::vector<float> seq_scale;      // [heads] with SSMax
+  std::vector<PriorParams> prior;    // [heads] for bam
+  std::vector<int64_t> reach;        // [heads] a query at i never needs keys with i - j > reach; -1: unbounded
+  int first_group = 0;               // group of KV head 0: layer * num_kv_heads
+};
+
+class AttentionLayer {
+ public:
+  virtual ~AttentionLayer() = default;
+};
+
+// How much of the cache attention really read; added up over calls. Units: (query row, tile of 64 keys) pairs.
+struct AttentionCounters {
+  uint64_t visited = 0;
+  uint64_t skipped = 0;      // left out by a certified bound or by static reach
+  uint64_t bound_tests = 0;  // bounds evaluated, tiles and super-tiles
+};
+
+struct AttentionOptions {
+  bool certified = true;            // false: dense
+  float epsilon = 0x1p-20f;         // left-out softmax mass per row
+};
+
+// The rows of one sequence inside a step: rows [row_begin, row_begin + num_rows) are its tokens at positions
+// start_pos, start_pos + 1, ...
+struct SequenceRows {
+  const int32_t* block_table = nullptr;  // [groups][table_stride] page ids, host memory
+  int64_t table_stride = 0;
+  int64_t row_begin = 0;
+  int64_t num_rows = 0;
+  int64_t start_pos = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual std::string description() const = 0;
+  virtual size_t operand_bytes() const = 0;
+  // Bytes that a KV cache could take now without hurting the machine.
+  virtual size_t free_memory_bytes() const = 0;
+
+  // Contents undefined but committed lazily where the device can.
+  virtual std::unique_ptr<DeviceBuffer> allocate(size_t bytes) = 0;
+  // Stacks `parts` along the output dimension. weight_dtype: kF32, kBF16, kF16 or kI8.
+  virtual std::unique_ptr<LinearWeights> make_linear(std::span<const HostMatrix> parts,
+                                                     DType weight_dtype) = 0;
+  // A float32 vector (norm weights) or table (embedding kept in its own dtype) on the device.
+  virtual std::unique_ptr<DeviceBuffer> make_vector(std::span<const float> values) = 0;
+  virtual std::unique_ptr<AttentionLayer> make_attention(const AttentionSpec& spec) = 0;
+  // Extends position tables so that positions < num_positions can be computed; cheap when there is nothing to add.
+  virtual void reserve_positions(std::span<AttentionLayer* const> layers, int64_t num_positions) = 0;
+
+  // x[r, :] = table[tokens[r], :]; `table` stays in host memory on the CPU (mapped checkpoint).
+  virtual void embed(const HostMatrix& table, std::span<const int32_t> tokens, float* x) = 0;
+  // Adds the sinusoidal position vectors of each sequence's rows to x [rows, hidden].
+  virtual void add_sinusoidal(std::span<const SequenceRows> sequences, double theta, int64_t hidden,
+                              float* x) = 0;
+  // out = x * rsqrt(mean(x^2) + eps) * weight, rows of `hidden`.
+  virtual void rms_norm(const float* x, const DeviceBuffer& weight, float eps, int64_t rows,
+                        int64_t hidden, void* out) = 0;
+  virtual void linear(const LinearWeights& weights, const void* in, int64_t rows, void* out) = 0;
+  // residual[r, :] += W in[r, :]
+  virtual void linear_add(const LinearWeights& weights, const void* in, int64_t rows,
+                          float* residual) = 0;
+  virtual void linear_logits(const LinearWeights& weights, const void* in, int64_t rows,
+                             float* logits) = 0;
+  // in [rows, 2 * intermediate] = gate | up; out = silu(gate) * up
+  virtual void swiglu(const void* in, int64_t rows, int64_t intermediate, void* out) = 0;
+  // qkv [rows, (heads + 2 * kv_heads) * head_dim]: rotates q and k if the layer says so (q in place), stores k and v of
+  // all rows in their pages and completes tile statistics.
+  virtual void write_kv(const AttentionLayer& layer, const KvCacheView& kv,
+                        std::span<const SequenceRows> sequences, void* qkv) = 0;
+  // Attention of the query rows described by `queries` over the pages written so far. Row r of `queries` reads q from
+  // qkv row query_rows[r] (or r when empty) and writes out row r [heads * head_dim].
+  virtual void attention(const AttentionLayer& layer, const KvCacheView& kv,
+                         std::span<const SequenceRows> queries, std::span<const int32_t> query_rows,
+                         const void* qkv, const AttentionOptions& options, void* out,
+                         std::span<AttentionCounters> per_head) = 0;
+  // out[r, :] = in[rows[r], :] for float32 rows.
+  virtual void gather_rows(const float* in, std::span<const int32_t> rows, int64_t hidden,
+                           float* out) = 0;
+  // Copies finished float32 results to the host.
+  virtual void read_floats(const float* device, std::span<float> host) = 0;
+  // The same for operands, converted to float32.
+  virtual void read_operands(const void* device, std::span<float> host) = 0;
+  // Copies page `from` to page `to` (copy-on-write).
+  virtual void copy_page(const KvCacheView& kv, int32_t from, int32_t to) = 0;
+  // Raw page contents for snapshots and swap.
+  virtual void read_page(const KvCacheView& kv, int32_t page, std::span<std::byte> out) = 0;
+  virtual void write_page(const KvCacheView& kv, int32_t page, std::span<const std::byte> in) = 0;
+};
+
+struct BackendOptions {
+  int num_threads = 0;      // 0: all cores this process may use
+  std::string isa = "auto"; // cpu: auto, portable, avx2, avx512, avx512vnni
+};
+// Positions a backend can address.
+inline constexpr int64_t kMaxPositions = int64_t{1} << 22;
+
+std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options);
+
+}  // namespace bam

@@ -1,0 +1,277 @@
+#include "kernels/cpu/attention.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/attention.cpp"
+#include "hwy/foreach_target.h"
+
+#include "hwy/highway.h"
+#include "kernels/cpu/attention_tiles-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace bam::cpu {
+namespace HWY_NAMESPACE {
+void Prepare(const AttentionItem& item, AttentionScratch& scratch) {
+  const int pd = item.layout.padded_dim;
+  for (int r = 0; r < kMaxRows; ++r) scratch.q_norm[r] = 0;
+  for (int r = 0; r < item.rows; ++r) {
+    float norm2 = 0, sum = 0;
+    for (int d = 0; d < item.layout.head_dim; ++d) {
+      const float value = item.q[r * pd + d];
+      norm2 += value * value;
+      sum += value;
+    }
+    scratch.q_norm[r] = std::sqrt(norm2) * (1.0f + kRounding);
+    scratch.q_sum[r] = sum;
+  }
+  if (!item.certified || item.diagonal_tile < 2) return;
+  for (int d = 0; d < item.layout.head_dim; ++d) {
+    for (int r = 0; r < kMaxRows; ++r) {
+      const float value = r < item.rows ? item.q[r * pd + d] : 0.0f;
+      scratch.q_t[static_cast<size_t>(d * kMaxRows + r)] = value;
+      scratch.q_abs_t[static_cast<size_t>(d * kMaxRows + r)] = std::fabs(value);
+    }
+  }
+}
+
+uint64_t AllRows(int rows) { return rows == 64 ? ~uint64_t{0} : (uint64_t{1} << rows) - 1; }
+
+// The most promising finished tile of each row whose prior does not decay: best super-tile, then best tile inside.
+void FindSeeds(const AttentionItem& item, Runner& runner, AttentionScratch& scratch, AnchorInfo& info) {
+  const KvLayout& layout = item.layout;
+  const int64_t supers = (item.diagonal_tile - 1) / kSuperTiles;  // whole groups among tiles 0 ... D - 2
+  float best[kMaxRows];
+  int64_t best_super[kMaxRows];
+  for (int r = 0; r < item.rows; ++r) {
+    best[r] = kMinusInf;
+    best_super[r] = -1;
+  }
+  for (int64_t s = supers - 1; s >= 0; --s) {
+    const std::byte* tile = runner.Tile(s * kSuperTiles + kSuperTiles - 1);
+    if (tile == nullptr) continue;
+    const auto* stats = reinterpret_cast<const KeyStats*>(tile + layout.super_stats_offset);
+    if (stats->valid == 0) continue;
+    runner.ContentBounds(stats);
+    for (int r = 0; r < item.rows; ++r) {
+      if (item.row[r].head->decaying) continue;
+      ++scratch.counters[r].bound_tests;
+      const float bound = scratch.bound[r] + runner.PriorBound(item.row[r], s * kSuperTiles, s * kSuperTiles + kSuperTiles - 1);
+      if (bound > best[r]) {
+        best[r] = bound;
+        best_super[r] = s;
+      }
+    }
+  }
+  for (int r = 0; r < item.rows; ++r) best[r] = kMinusInf;
+  for (int r = 0; r < item.rows; ++r) {
+    const int64_t s = best_super[r];
+    bool done = s < 0;
+    for (int other = 0; other < r && !done; ++other) done = best_super[other] == s;  // handled with an earlier row
+    for (int64_t t = s * kSuperTiles + kSuperTiles - 1; !done && t >= s * kSuperTiles; --t) {
+      const std::byte* tile = runner.Tile(t);
+      if (tile == nullptr) continue;
+      runner.ContentBounds(reinterpret_cast<const KeyStats*>(tile + layout.stats_offset));
+      for (int other = r; other < item.rows; ++other) {
+        if (best_super[other] != s) continue;
+        ++scratch.counters[other].bound_tests;
+        const float bound = scratch.bound[other] + runner.PriorBound(item.row[other], t, t);
+        if (bound > best[other]) {
+          best[other] = bound;
+          info.seed[other] = t;
+        }
+      }
+    }
+  }
+}
+
+void Anchor(const AttentionItem& item, AttentionScratch& scratch, AnchorInfo& info, const SoftmaxState& state) {
+  Runner runner(item, scratch, state);
+  runner.Reset();
+  const uint64_t all = AllRows(item.rows);
+  runner.Visit(item.diagonal_tile, all);
+  if (item.diagonal_tile >= 1) runner.Visit(item.diagonal_tile - 1, all);
+  for (int r = 0; r < item.rows; ++r) info.seed[r] = -1;
+  if (item.certified && item.any_non_decaying && item.use_super && item.diagonal_tile > kSuperTiles) {
+    FindSeeds(item, runner, scratch, info);
+    uint64_t left = 0;
+    for (int r = 0; r < item.rows; ++r) left |= static_cast<uint64_t>(info.seed[r] >= 0) << r;
+    while (left != 0) {
+      const int64_t seed = info.seed[std::countr_zero(left)];
+      uint64_t same = 0;
+      for (int r = 0; r < item.rows; ++r) same |= static_cast<uint64_t>(info.seed[r] == seed) << r;
+      runner.Visit(seed, same);
+      left &= ~same;
+    }
+  }
+  for (int r = 0; r < item.rows; ++r) info.lse[r] = runner.RunningLse(r);
+  runner.Finish();
+}
+
+// Walks the tiles of one segment from new to old and decides, row by row, which to visit.
+class SegmentWalk {
+ public:
+  SegmentWalk(const AttentionItem& item, const AnchorInfo& info, AttentionScratch& scratch, Runner& runner)
+      : item_(item), info_(info), scratch_(scratch), runner_(runner) {
+    alive_ = AllRows(item.rows);
+    test_tiles_ = alive_;
+    for (int r = 0; r < item.rows; ++r) threshold_[r] = info.lse[r] + item.row[r].skip_margin;
+  }
+
+  // Nothing at or before tile t can matter to any row, judged by the anchor alone.
+  bool FinishedBefore(int64_t t) {
+    if (!item_.certified) return false;
+    const std::byte* tile = runner_.Tile(t);
+    if (tile != nullptr) DropFinished(t, reinterpret_cast<const KeyStats*>(tile + item_.layout.stats_offset));
+    return alive_ == 0;
+  }
+
+  void Run(int64_t oldest, int64_t newest) {
+    int64_t t = newest;
+    while (t >= oldest && alive_ != 0) {
+      const int64_t group_start = std::max(t / kSuperTiles * kSuperTiles, oldest);
+      RunGroup(group_start, t);
+      t = group_start - 1;
+    }
+  }
+
+ private:
+  void UpdateThresholds() {
+    for (int r = 0; r < item_.rows; ++r) {
+      threshold_[r] = std::max(info_.lse[r], runner_.RunningLse(r)) + item_.row[r].skip_margin;
+    }
+  }
+
+  // Rows of decaying heads drop out for good once nothing older can matter: |q| |k| <= |q| max|k| of all older keys.
+  void DropFinished(int64_t t, const KeyStats* stats) {
+    for (uint64_t left = alive_; left != 0; left &= left - 1) {
+      const int r = std::countr_zero(left);
+      const RowInfo& row = item_.row[r];
+      const int64_t near = row.position - (t * kTileKeys + kTileKeys - 1);
+      const int64_t last_key = t * kTileKeys + kTileKeys - 1;
+      bool finished = last_key < row.first_key;
+      if (!finished && row.head->decaying && near >= row.head->peak && stats->valid != 0) {
+        const float prior = row.bias_scale * row.head->bias[-near];
+        finished = scratch_.q_norm[r] * stats->max_norm_prefix + prior + std::fabs(prior) * kRounding < threshold_[r];
+      }
+      if (finished) alive_ &= ~(left & -left);
+    }
+  }
+
+  // Clears from `rows` those whose bound for the keys of tiles [first, last] is below their threshold.
+  uint64_t Needed(uint64_t rows, const KeyStats* stats, int64_t first, int64_t last) {
+    runner_.ContentBounds(stats);
+    for (uint64_t left = rows; left != 0; left &= left - 1) {
+      const int r = std::countr_zero(left);
+      ++scratch_.counters[r].bound_tests;
+      if (scratch_.bound[r] + runner_.PriorBound(item_.row[r], first, last) < threshold_[r]) rows &= ~(left & -left);
+    }
+    return rows;
+  }
+
+  void RunGroup(int64_t oldest, int64_t newest) {
+    const bool whole = newest - oldest + 1 == kSuperTiles;
+    uint64_t group_rows = alive_;
+    if (item_.certified && item_.use_super && whole) {
+      if (const std::byte* tile = runner_.Tile(newest)) {
+        const auto* stats = reinterpret_cast<const KeyStats*>(tile + item_.layout.super_stats_offset);
+        if (stats->valid != 0) group_rows = Needed(alive_, stats, oldest, newest);
+      }
+    }
+    // Tile boxes are tested where they have just been of use: a row that left out nothing in its last group tests only
+    // super-tiles until one of those succeeds.
+    uint64_t skipped_some = alive_ & ~group_rows;
+    for (int64_t t = newest; t >= oldest; --t) {
+      const std::byte* tile = runner_.Tile(t);
+      if (tile == nullptr) continue;
+      uint64_t need = group_rows;
+      if (item_.certified) {
+        const auto* stats = reinterpret_cast<const KeyStats*>(tile + item_.layout.stats_offset);
+        DropFinished(t, stats);
+        if (alive_ == 0) return;
+        need &= alive_;
+        const uint64_t tested = need & test_tiles_;
+        if (tested != 0 && stats->valid != 0) {
+          const uint64_t kept = Needed(tested, stats, t, t);
+          skipped_some |= tested & ~kept;
+          need = (need & ~tested) | kept;
+        }
+        for (int r = 0; r < item_.rows; ++r) need &= ~(static_cast<uint64_t>(info_.seed[r] == t) << r);
+      }
+      if (need != 0) runner_.Visit(t, need);
+    }
+    test_tiles_ = skipped_some;
+    if (item_.certified) UpdateThresholds();
+  }
+
+  const AttentionItem& item_;
+  const AnchorInfo& info_;
+  AttentionScratch& scratch_;
+  Runner& runner_;
+  uint64_t alive_ = 0, test_tiles_ = 0;
+  float threshold_[kMaxRows];
+};
+
+bool Segment(const AttentionItem& item, int64_t segment, const AnchorInfo& info, AttentionScratch& scratch,
+             const SoftmaxState& state) {
+  Runner runner(item, scratch, state);
+  const int64_t oldest = std::max(segment * kSegmentTiles, item.window_first_tile);
+  const int64_t newest = std::min((segment + 1) * kSegmentTiles - 1, item.diagonal_tile - 2);
+  SegmentWalk walk(item, info, scratch, runner);
+  if (oldest > newest || walk.FinishedBefore(newest)) {
+    std::fill_n(state.sum, item.rows, 0.0f);
+    return oldest > newest;
+  }
+  runner.Reset();
+  walk.Run(oldest, newest);
+  runner.Finish();
+  return true;
+}
+
+void Merge(int rows, int padded_dim, const SoftmaxState& into, const SoftmaxState& from) {
+  for (int r = 0; r < rows; ++r) {
+    if (!(from.sum[r] != 0)) continue;  // saw nothing
+    const float new_max = std::max(into.max[r], from.max[r]);
+    HWY_ALIGN float factor[16];
+    Store16(ExpNegative(Set16(into.max[r] - new_max)), factor);
+    const float keep = factor[0];
+    Store16(ExpNegative(Set16(from.max[r] - new_max)), factor);
+    const float add = factor[0];
+    for (int d = 0; d < padded_dim; d += 16) {
+      float* out = into.out + r * padded_dim + d;
+      Store16(MulAdd(Load16(out), Set16(keep), Mul(Load16(from.out + r * padded_dim + d), Set16(add))), out);
+    }
+    into.sum[r] = into.sum[r] * keep + from.sum[r] * add;
+    into.max[r] = new_max;
+  }
+}
+
+AttentionKernels AttentionTable() { return {Prepare, Anchor, Segment, Merge}; }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace bam::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace bam::cpu {
+
+AttentionScratch::AttentionScratch(int padded_dim)
+    : k_tile(static_cast<size_t>(kTileKeys * padded_dim)),
+      v_tile(static_cast<size_t>(kTileKeys * padded_dim)),
+      scores(static_cast<size_t>(kMaxRows * kTileKeys)),
+      q_t(static_cast<size_t>(padded_dim * kMaxRows)),
+      q_abs_t(static_cast<size_t>(padded_dim * kMaxRows)),
+      mid(static_cast<size_t>(padded_dim)),
+      extent(static_cast<size_t>(padded_dim)),
+      lanes(static_cast<size_t>(kMaxRows * 16)),
+      segment(static_cast<size_t>(kMaxRows * (2 + padded_dim))) {}
+
+HWY_EXPORT(AttentionTable);
+AttentionKernels attention_kernels() { return HWY_DYNAMIC_DISPATCH(AttentionTable)(); }
+
+}  // namespace bam::cpu
+#endif

@@ -1,0 +1,382 @@
+// Query rows against one tile of keys: scores, softmax update, values; and upper bounds on scores. Included once per
+// Highway target.
+#if defined(BAM_KERNELS_CPU_ATTENTION_TILES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef BAM_KERNELS_CPU_ATTENTION_TILES_INL_H_
+#undef BAM_KERNELS_CPU_ATTENTION_TILES_INL_H_
+#else
+#define BAM_KERNELS_CPU_ATTENTION_TILES_INL_H_
+#endif
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "hwy/highway.h"
+#include "kernels/cpu/attention.h"
+#include "kernels/cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace bam::cpu {
+namespace HWY_NAMESPACE {
+using namespace ::bam::HWY_NAMESPACE;  // NOLINT
+
+constexpr int kRowBlock = kParts == 1 ? 6 : 3;       // rows of one register tile
+constexpr int kPanelsAtOnce = kParts == 1 ? 4 : (kParts == 2 ? 2 : 1);
+constexpr int kDimBlocks = kParts == 1 ? 4 : (kParts == 2 ? 2 : 1);
+constexpr int kPanels = kTileKeys / kPanelKeys;
+constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
+constexpr float kRounding = 1e-5f;  // covers float32 rounding in every bound
+
+// Four blocks of sixteen stored numbers, whatever their format, as raw float32 (quantised ones without their scale).
+struct F32Source {
+  static constexpr int kBytes16 = 64;
+  static HWY_INLINE F32x16 Load(const std::byte* at) { return Load16(reinterpret_cast<const float*>(at)); }
+};
+struct F16Source {
+  static constexpr int kBytes16 = 32;
+  static HWY_INLINE F32x16 Load(const std::byte* at) { return LoadF16(reinterpret_cast<const uint16_t*>(at)); }
+};
+struct I8Source {
+  static constexpr int kBytes16 = 16;
+  static HWY_INLINE F32x16 Load(const std::byte* at) { return LoadI8(reinterpret_cast<const int8_t*>(at)); }
+};
+struct I4Source {
+  static constexpr int kBytes16 = 8;
+  static HWY_INLINE F32x16 Load(const std::byte* at) {
+    uint64_t packed;
+    std::memcpy(&packed, at, sizeof packed);
+    constexpr uint64_t kMask = 0x0f0f0f0f0f0f0f0full;
+    const uint64_t halves[2] = {packed & kMask, (packed >> 4) & kMask};
+    int8_t codes[16];
+    std::memcpy(codes, halves, sizeof codes);
+    return LoadI8(codes);
+  }
+};
+
+HWY_INLINE float MaxLane(F32x16 v) {
+  auto m = v.part[0];
+  for (int p = 1; p < kParts; ++p) m = hn::Max(m, v.part[p]);
+  return hn::GetLane(hn::MaxOfLanes(FloatTag(), m));
+}
+
+// Keeps lanes whose index (first + lane) lies in [low, high], the rest becomes minus infinity.
+HWY_INLINE F32x16 KeepRange(F32x16 v, int first, int low, int high) {
+  const FloatTag d;
+  BAM_EACH_PART {
+    const auto index = hn::Iota(d, static_cast<float>(first + p * kLanes));
+    const auto keep = hn::And(hn::Ge(index, hn::Set(d, static_cast<float>(low))),
+                              hn::Le(index, hn::Set(d, static_cast<float>(high))));
+    v.part[p] = hn::IfThenElse(keep, v.part[p], hn::Set(d, kMinusInf));
+  }
+  return v;
+}
+
+// scores[r][0..63] = q[r] . K; every score is one chain over d.
+template <typename Source, int kRows>
+HWY_INLINE void ScoreBlock(const float* HWY_RESTRICT q, int64_t ldq, int head_dim,
+                           const std::byte* HWY_RESTRICT k, float* HWY_RESTRICT scores) {
+  for (int first = 0; first < kPanels; first += kPanelsAtOnce) {
+    F32x16 acc[kRows][kPanelsAtOnce];
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+      for (int b = 0; b < kPanelsAtOnce; ++b) acc[r][b] = Zero16();
+    }
+    const std::byte* base = k + static_cast<int64_t>(first) * head_dim * Source::kBytes16;
+    const int64_t panel_bytes = static_cast<int64_t>(head_dim) * Source::kBytes16;
+    for (int d = 0; d < head_dim; ++d) {
+      F32x16 key[kPanelsAtOnce];
+#pragma GCC unroll 16
+      for (int b = 0; b < kPanelsAtOnce; ++b) key[b] = Source::Load(base + b * panel_bytes + d * Source::kBytes16);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        const F32x16 qd = Set16(q[r * ldq + d]);
+#pragma GCC unroll 16
+        for (int b = 0; b < kPanelsAtOnce; ++b) acc[r][b] = MulAdd(qd, key[b], acc[r][b]);
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+      for (int b = 0; b < kPanelsAtOnce; ++b) Store16(acc[r][b], scores + r * kTileKeys + (first + b) * kPanelKeys);
+    }
+  }
+}
+
+// out[r] = out[r] * scale[r] + shift[r] + sum over slots of p[r][slot] * V[slot], kBlocks blocks of sixteen dims.
+template <typename Source, int kRows, int kBlocks>
+HWY_INLINE void ValueBlock(const float* HWY_RESTRICT p, int slots, const std::byte* HWY_RESTRICT v,
+                           int64_t v_row_bytes, const float* scale, const float* shift,
+                           float* HWY_RESTRICT out, int64_t ldo) {
+  F32x16 acc[kRows][kBlocks];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+    for (int b = 0; b < kBlocks; ++b) acc[r][b] = MulAdd(Load16(out + r * ldo + 16 * b), Set16(scale[r]), Set16(shift[r]));
+  }
+  for (int s = 0; s < slots; ++s) {
+    F32x16 value[kBlocks];
+#pragma GCC unroll 16
+    for (int b = 0; b < kBlocks; ++b) value[b] = Source::Load(v + s * v_row_bytes + b * Source::kBytes16);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const F32x16 weight = Set16(p[r * kTileKeys + s]);
+#pragma GCC unroll 16
+      for (int b = 0; b < kBlocks; ++b) acc[r][b] = MulAdd(weight, value[b], acc[r][b]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+    for (int b = 0; b < kBlocks; ++b) Store16(acc[r][b], out + r * ldo + 16 * b);
+  }
+}
+
+template <typename Source, int kRows>
+HWY_NOINLINE void ScoreRows(const float* q, int64_t ldq, int head_dim, const std::byte* k, float* scores) {
+  ScoreBlock<Source, kRows>(q, ldq, head_dim, k, scores);
+}
+
+template <typename Source, int kRows>
+HWY_NOINLINE void ValueRows(const float* p, int slots, const std::byte* v, int padded_dim,
+                            const float* scale, const float* shift, float* out) {
+  const int64_t row_bytes = padded_dim / 16 * Source::kBytes16;
+  int block = 0;
+  const int blocks = padded_dim / 16;
+  for (; block + kDimBlocks <= blocks; block += kDimBlocks) {
+    ValueBlock<Source, kRows, kDimBlocks>(p, slots, v + block * Source::kBytes16, row_bytes, scale, shift,
+                                          out + 16 * block, padded_dim);
+  }
+  if constexpr (kDimBlocks >= 4) {
+    if (blocks - block == 3) {
+      return ValueBlock<Source, kRows, 3>(p, slots, v + block * Source::kBytes16, row_bytes, scale, shift,
+                                          out + 16 * block, padded_dim);
+    }
+    if (blocks - block == 2) {
+      return ValueBlock<Source, kRows, 2>(p, slots, v + block * Source::kBytes16, row_bytes, scale, shift,
+                                          out + 16 * block, padded_dim);
+    }
+  }
+  for (; block < blocks; ++block) {
+    ValueBlock<Source, kRows, 1>(p, slots, v + block * Source::kBytes16, row_bytes, scale, shift,
+                                 out + 16 * block, padded_dim);
+  }
+}
+
+// One item at work on one worker.
+class Runner {
+ public:
+  Runner(const AttentionItem& item, AttentionScratch& scratch, const SoftmaxState& state)
+      : item_(item), scratch_(scratch), state_(state), layout_(item.layout), pd_(item.layout.padded_dim) {}
+
+  void Reset() {
+    for (int r = 0; r < item_.rows; ++r) {
+      state_.max[r] = kMinusInf;
+      state_.sum[r] = 0;
+    }
+    std::fill_n(scratch_.lanes.data(), item_.rows * 16, 0.0f);
+    std::fill_n(state_.out, item_.rows * pd_, 0.0f);
+  }
+
+  const std::byte* Tile(int64_t tile) const {
+    const int per_page = layout_.tiles_per_page();
+    const int32_t page = item_.pages[tile / per_page];
+    if (page == kNoPage) return nullptr;
+    return item_.base + static_cast<size_t>(page) * layout_.page_bytes() +
+           static_cast<size_t>(tile % per_page) * layout_.tile_bytes;
+  }
+
+  // Rows of `need` take in the keys of a tile.
+  void Visit(int64_t tile, uint64_t need) {
+    const std::byte* data = Tile(tile);
+    if (data == nullptr) return;
+    for (uint64_t left = need; left != 0; left &= left - 1) {
+      if (tile * kTileKeys + kTileKeys - 1 < Row(std::countr_zero(left)).first_key) need &= ~(left & -left);
+    }
+    if (need == 0) return;
+    for (uint64_t left = need; left != 0; left &= left - 1) ++scratch_.counters[std::countr_zero(left)].visited;
+    // Converting pays off when several row blocks read the tile; the numbers are the same either way.
+    if (layout_.dtype != DType::kF32 && std::popcount(need) > kRowBlock) {
+      switch (layout_.dtype) {
+        case DType::kF16: Convert<F16Source>(data); break;
+        case DType::kI8: Convert<I8Source>(data); break;
+        default: Convert<I4Source>(data); break;
+      }
+      return VisitBlocks<F32Source>(tile, data, reinterpret_cast<const std::byte*>(scratch_.k_tile.data()),
+                                    reinterpret_cast<const std::byte*>(scratch_.v_tile.data()), need);
+    }
+    const std::byte *k = data + layout_.k_offset, *v = data + layout_.v_offset;
+    switch (layout_.dtype) {
+      case DType::kF32: return VisitBlocks<F32Source>(tile, data, k, v, need);
+      case DType::kF16: return VisitBlocks<F16Source>(tile, data, k, v, need);
+      case DType::kI8: return VisitBlocks<I8Source>(tile, data, k, v, need);
+      default: return VisitBlocks<I4Source>(tile, data, k, v, need);
+    }
+  }
+
+  float RunningLse(int r) const {
+    const float sum = ReduceSum16(Load16(scratch_.lanes.data() + r * 16));
+    return sum > 0 ? state_.max[r] + std::log(sum) : kMinusInf;
+  }
+
+  void Finish() {
+    for (int r = 0; r < item_.rows; ++r) state_.sum[r] = ReduceSum16(Load16(scratch_.lanes.data() + r * 16));
+  }
+
+  // bound[r] >= q_r . k for every key k of the box, all rows at once.
+  void ContentBounds(const KeyStats* stats) {
+    const auto* lo = reinterpret_cast<const uint16_t*>(stats + 1);
+    const auto* hi = lo + pd_;
+    for (int d = 0; d < pd_; d += 16) {
+      const F32x16 low = LoadF16(lo + d), high = LoadF16(hi + d), half = Set16(0.5f);
+      Store16(Mul(half, Add(low, high)), scratch_.mid.data() + d);
+      Store16(Mul(half, Sub(high, low)), scratch_.extent.data() + d);
+    }
+    for (int r0 = 0; r0 < item_.rows; r0 += 16) {
+      F32x16 centre = Zero16(), box = Zero16();
+      for (int d = 0; d < layout_.head_dim; ++d) {
+        centre = MulAdd(Load16(scratch_.q_t.data() + d * kMaxRows + r0), Set16(scratch_.mid[static_cast<size_t>(d)]), centre);
+        box = MulAdd(Load16(scratch_.q_abs_t.data() + d * kMaxRows + r0), Set16(scratch_.extent[static_cast<size_t>(d)]), box);
+      }
+      const F32x16 norm = Load16(scratch_.q_norm + r0);
+      const F32x16 ball = Mul(norm, Set16(stats->radius));
+      const F32x16 slack = Mul(norm, Set16(stats->max_norm * kRounding));
+      Store16(Add(Add(centre, Min(box, ball)), slack), scratch_.bound + r0);
+    }
+  }
+
+  // Largest bias_scale * B over the keys [64 * first_tile, 64 * (last_tile + 1)).
+  HWY_INLINE float PriorBound(const RowInfo& row, int64_t first_tile, int64_t last_tile) const {
+    const HeadInfo& head = *row.head;
+    if (head.bias == nullptr) return 0;
+    const int64_t near = std::max<int64_t>(row.position - (last_tile * kTileKeys + kTileKeys - 1), 0);
+    const int64_t far = row.position - first_tile * kTileKeys;
+    float bound = std::max(row.bias_scale * head.bias[-near], row.bias_scale * head.bias[-far]);
+    if (near < head.peak && head.peak < far) bound = std::max(bound, row.bias_scale * head.bias[-head.peak]);
+    return bound + std::fabs(bound) * kRounding;
+  }
+
+  const RowInfo& Row(int r) const { return item_.row[r]; }
+
+ private:
+  template <typename Source>
+  void Convert(const std::byte* tile) {
+    const std::byte *k = tile + layout_.k_offset, *v = tile + layout_.v_offset;
+    for (int i = 0; i < kTileKeys * layout_.head_dim / 16; ++i) {
+      Store16(Source::Load(k + i * Source::kBytes16), scratch_.k_tile.data() + i * 16);
+    }
+    for (int i = 0; i < kTileKeys * pd_ / 16; ++i) {
+      Store16(Source::Load(v + i * Source::kBytes16), scratch_.v_tile.data() + i * 16);
+    }
+  }
+
+  template <typename Source>
+  void VisitBlocks(int64_t tile, const std::byte* data, const std::byte* k, const std::byte* v, uint64_t need) {
+    int r = 0;
+    while (r < item_.rows) {
+      const int left = item_.rows - r;
+      const int step = left >= kRowBlock ? kRowBlock : (left >= 2 ? 2 : 1);
+      if (((need >> r) & ((uint64_t{1} << step) - 1)) != 0) {
+        if (step == kRowBlock) {
+          VisitRows<Source, kRowBlock>(tile, data, k, v, need, r);
+        } else if (step == 2) {
+          VisitRows<Source, 2>(tile, data, k, v, need, r);
+        } else {
+          VisitRows<Source, 1>(tile, data, k, v, need, r);
+        }
+      }
+      r += step;
+    }
+  }
+
+  template <typename Source, int kRows>
+  HWY_INLINE void VisitRows(int64_t tile, const std::byte* data, const std::byte* k, const std::byte* v,
+                            uint64_t need, int r0) {
+    float* scores = scratch_.scores.data();
+    ScoreRows<Source, kRows>(item_.q + r0 * pd_, pd_, layout_.head_dim, k, scores);
+    float scale[kRows], shift[kRows];
+    int slots = 0;
+    for (int r = 0; r < kRows; ++r) {
+      scale[r] = 1;
+      shift[r] = 0;
+      if ((need >> (r0 + r) & 1) == 0) {
+        std::fill_n(scores + r * kTileKeys, kTileKeys, 0.0f);
+        continue;
+      }
+      slots = std::max(slots, SoftmaxRow(tile, data, r0 + r, scores + r * kTileKeys, scale[r], shift[r]));
+    }
+    ValueRows<Source, kRows>(scores, slots, v, pd_, scale, shift, state_.out + r0 * pd_);
+  }
+
+  // Turns a row's scores into weights relative to its running maximum. Returns the number of slots in use.
+  int SoftmaxRow(int64_t tile, const std::byte* data, int r, float* s, float& out_scale, float& out_shift) {
+    const RowInfo& row = Row(r);
+    const int64_t key0 = tile * kTileKeys;
+    const int high = static_cast<int>(std::min<int64_t>(row.position - key0, kTileKeys - 1));
+    const int low = static_cast<int>(std::max<int64_t>(row.first_key - key0, 0));
+    const bool edge = high < kTileKeys - 1 || low > 0;
+    const bool quantised = layout_.dtype == DType::kI8 || layout_.dtype == DType::kI4;
+    const auto* k_scale = reinterpret_cast<const uint16_t*>(data + layout_.k_scale_offset);
+    const float* bias = row.head->bias == nullptr ? nullptr : row.head->bias - (row.position - key0);
+    F32x16 logit[kPanels];
+    F32x16 largest = Set16(kMinusInf);
+#pragma GCC unroll 4
+    for (int b = 0; b < kPanels; ++b) {
+      F32x16 x = Load16(s + 16 * b);
+      if (quantised) {
+        x = Mul(x, LoadF16(k_scale + 16 * b));
+        if (layout_.dtype == DType::kI4) x = MulAdd(LoadF16(k_scale + kTileKeys + 16 * b), Set16(scratch_.q_sum[r]), x);
+      }
+      if (bias != nullptr) x = MulAdd(Set16(row.bias_scale), Load16(bias + 16 * b), x);
+      if (edge) x = KeepRange(x, 16 * b, low, high);
+      logit[b] = x;
+      largest = Max(largest, x);
+    }
+    const float old_max = state_.max[r];
+    const float new_max = std::max(old_max, MaxLane(largest));
+    if (new_max > old_max) {
+      state_.max[r] = new_max;
+      HWY_ALIGN float factor[16];
+      Store16(ExpNegative(Set16(old_max - new_max)), factor);
+      out_scale = factor[0];
+    }
+    const F32x16 max16 = Set16(new_max);
+    F32x16 total = Zero16();
+#pragma GCC unroll 4
+    for (int b = 0; b < kPanels; ++b) {
+      logit[b] = ExpNegative(Sub(logit[b], max16));
+      total = Add(total, logit[b]);
+    }
+    float* lanes = scratch_.lanes.data() + r * 16;
+    Store16(MulAdd(Load16(lanes), Set16(out_scale), total), lanes);
+    if (quantised) ApplyValueScales(data, logit, out_shift);
+#pragma GCC unroll 4
+    for (int b = 0; b < kPanels; ++b) Store16(logit[b], s + 16 * b);
+    return high + 1;
+  }
+
+  // V = minimum + scale * code: the scale goes into the weights, the minimum adds the same number to every dim.
+  void ApplyValueScales(const std::byte* data, F32x16* weight, float& shift) const {
+    const auto* v_scale = reinterpret_cast<const uint16_t*>(data + layout_.v_scale_offset);
+    if (layout_.dtype == DType::kI4) {
+      F32x16 minimum = Zero16();
+      for (int b = 0; b < kPanels; ++b) minimum = MulAdd(weight[b], LoadF16(v_scale + kTileKeys + 16 * b), minimum);
+      shift = ReduceSum16(minimum);
+    }
+    for (int b = 0; b < kPanels; ++b) weight[b] = Mul(weight[b], LoadF16(v_scale + 16 * b));
+  }
+
+  const AttentionItem& item_;
+  AttentionScratch& scratch_;
+  const SoftmaxState& state_;
+  const KvLayout& layout_;
+  const int pd_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace bam::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif

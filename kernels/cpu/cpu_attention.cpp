@@ -1,0 +1,384 @@
+// The attention side of the CPU backend: tables, writing K and V, and cutting a step's queries into tasks.
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/cpu_worker.h"
+
+namespace bam::cpu {
+namespace {
+
+constexpr int64_t kPositionStep = 1024;  // tables grow by at least this much
+// A super-tile is summarised when its last tile fills up; all 16 tiles are certainly still there if a head reaches further.
+constexpr int64_t kSuperReach = 2 * kSuperTiles * kTileKeys;
+
+bool has_bias(const AttentionSpec& spec) {
+  return spec.encoding == PositionEncoding::kBam || spec.encoding == PositionEncoding::kAlibi;
+}
+
+// The prior of one head as the kernels want it.
+HeadInfo head_info(const AttentionSpec& spec, int head, const BiasTable* table) {
+  HeadInfo info;
+  info.bias = table == nullptr ? nullptr : table->zero();
+  info.ssmax = spec.ssmax;
+  info.seq_scale = spec.ssmax ? spec.seq_scale[static_cast<size_t>(head)] : 1.0;
+  info.scaled_bias = spec.encoding == PositionEncoding::kBam && spec.ssmax_prior;
+  info.reach = spec.reach.empty() ? -1 : spec.reach[static_cast<size_t>(head)];
+  const double sign = spec.ssmax && info.scaled_bias ? info.seq_scale : 1.0;
+  if (spec.encoding == PositionEncoding::kAlibi) {
+    info.decaying = true;
+  } else if (spec.encoding == PositionEncoding::kBam) {
+    const PriorParams& prior = spec.prior[static_cast<size_t>(head)];
+    info.decaying = sign * prior.beta > 0;
+    const double mu = prior_mu(prior.theta_mu);
+    if (mu < 0) info.peak = static_cast<int64_t>(std::ceil(-mu));
+  }
+  return info;
+}
+
+}  // namespace
+
+std::unique_ptr<AttentionLayer> CpuBackend::make_attention(const AttentionSpec& spec) {
+  auto layer = std::make_unique<CpuAttention>();
+  layer->spec = spec;
+  for (int h = 0; h < spec.num_heads; ++h) {
+    std::shared_ptr<BiasTable> table;
+    if (has_bias(spec)) {
+      const int64_t reach = spec.reach.empty() ? -1 : spec.reach[static_cast<size_t>(h)];
+      const int64_t limit = reach < 0 ? kMaxPositions : std::min(kMaxPositions, reach + 2 * kSuperReach);
+      std::array<double, 6> key = {-1.0, static_cast<double>(limit), 0, 0, 0, 0};
+      if (spec.encoding == PositionEncoding::kAlibi) {
+        key[2] = alibi_slope(h, spec.num_heads);
+      } else {
+        const PriorParams& p = spec.prior[static_cast<size_t>(h)];
+        key = {static_cast<double>(spec.prior_form), static_cast<double>(limit), p.alpha, p.beta, p.theta_mu, spec.prior_eps};
+      }
+      std::weak_ptr<BiasTable>& known = known_tables_[key];
+      table = known.lock();
+      if (table == nullptr) known = table = std::make_shared<BiasTable>(spec, h, limit);
+    }
+    layer->heads.push_back(head_info(spec, h, table.get()));
+    layer->tables.push_back(std::move(table));
+  }
+  const int group = spec.num_heads / spec.num_kv_heads;
+  for (int kv = 0; kv < spec.num_kv_heads; ++kv) {
+    bool wide = spec.window < 0;
+    bool any_unbounded = false;
+    for (int h = kv * group; h < (kv + 1) * group; ++h) {
+      const int64_t reach = layer->heads[static_cast<size_t>(h)].reach;
+      any_unbounded = any_unbounded || reach < 0 || reach >= kSuperReach;
+    }
+    layer->use_super.push_back(wide && any_unbounded);
+  }
+  if (spec.encoding == PositionEncoding::kRope || spec.encoding == PositionEncoding::kRopeLocal) {
+    layer->rope = known_rope_.lock();
+    if (layer->rope == nullptr || known_rope_theta_ != spec.rope_theta) {
+      layer->rope = std::make_shared<RopeTable>(spec.rope_theta, spec.head_dim, spec.rope_style);
+      known_rope_ = layer->rope;
+      known_rope_theta_ = spec.rope_theta;
+    }
+  }
+  return layer;
+}
+
+void CpuBackend::reserve_positions(std::span<AttentionLayer* const> layers, int64_t num_positions) {
+  const int64_t target = std::min(kMaxPositions, (num_positions + kPositionStep - 1) / kPositionStep * kPositionStep);
+  std::vector<BiasTable*> short_tables;
+  for (AttentionLayer* layer : layers) {
+    for (const auto& table : static_cast<CpuAttention*>(layer)->tables) {
+      if (table != nullptr && table->size() < std::min(target, table->limit())) short_tables.push_back(table.get());
+    }
+  }
+  std::sort(short_tables.begin(), short_tables.end());
+  short_tables.erase(std::unique(short_tables.begin(), short_tables.end()), short_tables.end());
+  pool_.parallel_for(static_cast<int64_t>(short_tables.size()),
+                     [&](int64_t i, int) { short_tables[static_cast<size_t>(i)]->extend(target); });
+}
+
+void CpuBackend::ensure_workers(int padded_dim) {
+  if (!workers_.empty() && workers_.front()->padded_dim >= padded_dim) return;
+  workers_.clear();
+  for (int w = 0; w < pool_.num_threads(); ++w) workers_.push_back(std::make_unique<Worker>(padded_dim));
+}
+
+void CpuBackend::write_kv(const AttentionLayer& attention_layer, const KvCacheView& kv,
+                          std::span<const SequenceRows> sequences, void* qkv_data) {
+  const auto& layer = static_cast<const CpuAttention&>(attention_layer);
+  const AttentionSpec& spec = layer.spec;
+  const KvLayout& layout = kv.layout;
+  const int64_t ld = int64_t{spec.num_heads + 2 * spec.num_kv_heads} * spec.head_dim;
+  const int64_t k_begin = int64_t{spec.num_heads} * spec.head_dim;
+  const int64_t v_begin = k_begin + int64_t{spec.num_kv_heads} * spec.head_dim;
+  float* qkv = static_cast<float*>(qkv_data);
+  for (const SequenceRows& seq : sequences) {
+    const int64_t first_tile = seq.start_pos / kTileKeys;
+    const int64_t last_tile = (seq.start_pos + seq.num_rows - 1) / kTileKeys;
+    const int64_t tiles = last_tile - first_tile + 1;
+    pool_.parallel_for(tiles * spec.num_kv_heads, [&](int64_t item, int) {
+      const int head = static_cast<int>(item % spec.num_kv_heads);
+      const int64_t tile_index = first_tile + item / spec.num_kv_heads;
+      const int64_t begin = std::max(seq.start_pos, tile_index * kTileKeys);
+      const int64_t end = std::min(seq.start_pos + seq.num_rows, (tile_index + 1) * kTileKeys);
+      float* row = qkv + (seq.row_begin + begin - seq.start_pos) * ld;
+      if (layer.rope != nullptr) {
+        const int group = spec.num_heads / spec.num_kv_heads;
+        for (int64_t p = begin; p < end; ++p) {
+          float* at = row + (p - begin) * ld;
+          for (int h = head * group; h < (head + 1) * group; ++h) layer.rope->rotate(p, at + int64_t{h} * spec.head_dim);
+          layer.rope->rotate(p, at + k_begin + int64_t{head} * spec.head_dim);
+        }
+      }
+      const int32_t* pages = seq.block_table + (spec.first_group + head) * seq.table_stride;
+      BAM_CHECK(pages[tile_index / layout.tiles_per_page()] != kNoPage);
+      std::byte* tile = tile_at(layout, kv.base, pages, tile_index);
+      store_tile_rows(layout, tile, static_cast<int>(begin % kTileKeys), static_cast<int>(end - begin),
+                      row + k_begin + int64_t{head} * spec.head_dim, row + v_begin + int64_t{head} * spec.head_dim, ld);
+      if (end % kTileKeys == 0) finish_tile_stats(layout, tile);
+    });
+    // Norm maxima chain from tile to tile, super boxes need 16 finished tiles: in order, one thread per head.
+    if ((seq.start_pos + seq.num_rows) / kTileKeys == first_tile) continue;
+    pool_.parallel_for(spec.num_kv_heads, [&](int64_t head, int) {
+      const int32_t* pages = seq.block_table + (spec.first_group + head) * seq.table_stride;
+      const int64_t full_end = (seq.start_pos + seq.num_rows) / kTileKeys;
+      const auto stats_of = [&](int64_t t) {
+        return reinterpret_cast<KeyStats*>(tile_at(layout, kv.base, pages, t) + layout.stats_offset);
+      };
+      for (int64_t t = first_tile; t < full_end; ++t) {
+        KeyStats* stats = stats_of(t);
+        if (t > 0) {
+          const float before = stats_of(t - 1)->max_norm_prefix;
+          if (!(before <= stats->max_norm_prefix)) stats->max_norm_prefix = before;
+        }
+        if (!layer.use_super[static_cast<size_t>(head)] || t % kSuperTiles != kSuperTiles - 1) continue;
+        const std::byte* tiles16[kSuperTiles];
+        for (int i = 0; i < kSuperTiles; ++i) tiles16[i] = tile_at(layout, kv.base, pages, t - kSuperTiles + 1 + i);
+        finish_super_stats(layout, tiles16, tile_at(layout, kv.base, pages, t));
+      }
+    });
+  }
+}
+
+void CpuBackend::plan_blocks(const CpuAttention& layer, std::span<const SequenceRows> queries,
+                             const AttentionOptions& options) {
+  const AttentionSpec& spec = layer.spec;
+  const int group = spec.num_heads / spec.num_kv_heads;
+  const int heads_at_once = std::min(group, kMaxRows);
+  const int64_t positions_at_once = kMaxRows / heads_at_once;
+  blocks_.clear();
+  for (const SequenceRows& seq : queries) {
+    for (int64_t r = 0; r < seq.num_rows;) {
+      const int64_t position = seq.start_pos + r;
+      const int64_t tile = position / kTileKeys;
+      const int64_t count = std::min({positions_at_once, seq.num_rows - r, (tile + 1) * kTileKeys - position});
+      for (int h = 0; h < spec.num_heads; h += heads_at_once) {
+        const int in_group = std::min(heads_at_once, (h / group + 1) * group - h);
+        Block block{};
+        block.sequence = &seq;
+        block.first_row = r;
+        block.num_positions = static_cast<int>(count);
+        block.kv_head = h / group;
+        block.first_head = h;
+        block.num_heads = in_group;
+        block.diagonal_tile = tile;
+        block.bounded = true;
+        int64_t reach = spec.window;
+        for (int i = h; i < h + in_group && spec.window < 0; ++i) {
+          const int64_t head_reach = options.certified ? layer.heads[static_cast<size_t>(i)].reach : -1;
+          block.bounded = block.bounded && head_reach >= 0;
+          reach = std::max(reach, head_reach);
+        }
+        block.first_tile = block.bounded ? std::max<int64_t>(position - reach, 0) / kTileKeys : 0;
+        block.first_part = -1;
+        blocks_.push_back(block);
+        h -= heads_at_once - in_group;
+      }
+      r += count;
+    }
+  }
+  // Long blocks first, so that threads finish together.
+  std::stable_sort(blocks_.begin(), blocks_.end(), [](const Block& a, const Block& b) {
+    return a.diagonal_tile - a.first_tile > b.diagonal_tile - b.first_tile;
+  });
+}
+
+// Long blocks are split by segment when there are too few of them to keep all threads busy.
+void CpuBackend::plan_tasks(int padded_dim) {
+  tasks_.clear();
+  int64_t parts = 0;
+  const bool few = static_cast<int64_t>(blocks_.size()) < 8 * pool_.num_threads();
+  for (size_t b = 0; b < blocks_.size(); ++b) {
+    Block& block = blocks_[b];
+    const int64_t segments = block.last_segment() - block.first_segment();
+    if (pool_.num_threads() == 1 || !few || segments < 2) {
+      tasks_.push_back({static_cast<int32_t>(b), -1});
+      continue;
+    }
+    block.first_part = parts;
+    parts += 1 + segments;
+    for (int64_t s = block.last_segment() - 1; s >= block.first_segment(); --s) {
+      tasks_.push_back({static_cast<int32_t>(b), s});
+    }
+  }
+  const size_t part_floats = static_cast<size_t>(kMaxRows * (2 + padded_dim));
+  partial_.resize(std::max(partial_.size(), static_cast<size_t>(parts) * part_floats));
+  anchors_.resize(std::max(anchors_.size(), static_cast<size_t>(parts)));
+}
+
+SoftmaxState CpuBackend::part_state(int64_t part, int padded_dim) {
+  float* at = partial_.data() + part * kMaxRows * (2 + padded_dim);
+  return {at, at + kMaxRows, at + 2 * kMaxRows};
+}
+
+void CpuBackend::load_block(const CpuAttention& layer, const KvCacheView& kv, const Block& block,
+                            std::span<const int32_t> query_rows, const float* qkv, const AttentionOptions& options,
+                            Worker& worker, AttentionItem& item) const {
+  const AttentionSpec& spec = layer.spec;
+  const KvLayout& layout = kv.layout;
+  const int64_t ld = int64_t{spec.num_heads + 2 * spec.num_kv_heads} * spec.head_dim;
+  const SequenceRows& seq = *block.sequence;
+  item.rows = 0;
+  item.any_non_decaying = false;
+  const double log_epsilon = std::log(static_cast<double>(options.epsilon));
+  for (int h = block.first_head; h < block.first_head + block.num_heads; ++h) {
+    const HeadInfo& head = layer.heads[static_cast<size_t>(h)];
+    item.any_non_decaying = item.any_non_decaying || !head.decaying;
+    for (int p = 0; p < block.num_positions; ++p) {
+      const int64_t out_row = seq.row_begin + block.first_row + p;
+      const int64_t source = query_rows.empty() ? out_row : query_rows[static_cast<size_t>(out_row)];
+      const int64_t position = seq.start_pos + block.first_row + p;
+      const int64_t visible = visible_keys(position, spec.window);
+      const RowScales scales = row_scales(head.ssmax, head.scaled_bias, head.seq_scale, visible, spec.head_dim);
+      RowInfo& row = worker.rows[item.rows];
+      row.head = &head;
+      row.position = position;
+      row.content_scale = scales.content;
+      row.bias_scale = scales.bias;
+      row.skip_margin = static_cast<float>(log_epsilon - std::log(static_cast<double>(visible)));
+      const int64_t reach = spec.window >= 0 ? spec.window : (options.certified ? head.reach : -1);
+      row.first_key = reach < 0 ? 0 : std::max<int64_t>(position - reach, 0);
+      float* q = worker.q.data() + int64_t{item.rows} * layout.padded_dim;
+      elementwise_.scale(qkv + source * ld + int64_t{h} * spec.head_dim, row.content_scale, spec.head_dim, q);
+      std::fill(q + spec.head_dim, q + layout.padded_dim, 0.0f);
+      worker.attention.counters[item.rows] = {};
+      ++item.rows;
+    }
+  }
+  item.row = worker.rows;
+  item.q = worker.q.data();
+  item.pages = seq.block_table + (spec.first_group + block.kv_head) * seq.table_stride;
+  item.base = kv.base;
+  item.layout = layout;
+  item.diagonal_tile = block.diagonal_tile;
+  item.window_first_tile = block.first_tile;
+  item.certified = options.certified;
+  item.use_super = layer.use_super[static_cast<size_t>(block.kv_head)];
+  attention_.prepare(item, worker.attention);
+}
+
+void CpuBackend::attend_whole(const AttentionItem& item, const Block& block, Worker& worker) const {
+  const SoftmaxState state = worker.main_state(), segment = worker.segment_state();
+  attention_.anchor(item, worker.attention, worker.anchor, state);
+  for (int64_t s = block.last_segment() - 1; s >= block.first_segment(); --s) {
+    if (!attention_.segment(item, s, worker.anchor, worker.attention, segment)) break;
+    attention_.merge(item.rows, item.layout.padded_dim, state, segment);
+  }
+}
+
+void CpuBackend::store_block(const CpuAttention& layer, const Block& block, const SoftmaxState& state, int padded_dim,
+                             float* out) const {
+  const AttentionSpec& spec = layer.spec;
+  const int64_t ldo = int64_t{spec.num_heads} * spec.head_dim;
+  int r = 0;
+  for (int h = block.first_head; h < block.first_head + block.num_heads; ++h) {
+    for (int p = 0; p < block.num_positions; ++p, ++r) {
+      const int64_t row = block.sequence->row_begin + block.first_row + p;
+      const float* from = state.out + int64_t{r} * padded_dim;
+      float* to = out + row * ldo + int64_t{h} * spec.head_dim;
+      for (int d = 0; d < spec.head_dim; ++d) to[d] = from[d] / state.sum[r];
+    }
+  }
+}
+
+void CpuBackend::count_block(const Block& block, Worker& worker) const {
+  for (int h = 0; h < block.num_heads; ++h) {
+    AttentionCounters& total = worker.counters[static_cast<size_t>(block.first_head + h)];
+    for (int p = 0; p < block.num_positions; ++p) {
+      const AttentionCounters& row = worker.attention.counters[h * block.num_positions + p];
+      total.visited += row.visited;
+      total.bound_tests += row.bound_tests;
+    }
+  }
+}
+
+void CpuBackend::attention(const AttentionLayer& attention_layer, const KvCacheView& kv,
+                           std::span<const SequenceRows> queries, std::span<const int32_t> query_rows,
+                           const void* qkv_data, const AttentionOptions& options, void* out_data,
+                           std::span<AttentionCounters> per_head) {
+  const auto& layer = static_cast<const CpuAttention&>(attention_layer);
+  const int padded_dim = kv.layout.padded_dim;
+  const float* qkv = static_cast<const float*>(qkv_data);
+  float* out = static_cast<float*>(out_data);
+  ensure_workers(padded_dim);
+  for (auto& worker : workers_) worker->counters.assign(per_head.size(), {});
+  plan_blocks(layer, queries, options);
+  plan_tasks(padded_dim);
+
+  const auto is_split = [](const Block& block) { return block.first_part >= 0; };
+  const bool any_split = std::any_of(blocks_.begin(), blocks_.end(), is_split);
+  if (any_split) {
+    pool_.parallel_for(static_cast<int64_t>(blocks_.size()), [&](int64_t b, int w) {
+      const Block& block = blocks_[static_cast<size_t>(b)];
+      if (!is_split(block)) return;
+      Worker& worker = *workers_[static_cast<size_t>(w)];
+      AttentionItem item;
+      load_block(layer, kv, block, query_rows, qkv, options, worker, item);
+      attention_.anchor(item, worker.attention, anchors_[static_cast<size_t>(block.first_part)],
+                        part_state(block.first_part, padded_dim));
+      count_block(block, worker);
+    });
+  }
+  pool_.parallel_for(static_cast<int64_t>(tasks_.size()), [&](int64_t t, int w) {
+    const Task& task = tasks_[static_cast<size_t>(t)];
+    const Block& block = blocks_[static_cast<size_t>(task.block)];
+    Worker& worker = *workers_[static_cast<size_t>(w)];
+    AttentionItem item;
+    load_block(layer, kv, block, query_rows, qkv, options, worker, item);
+    if (task.segment < 0) {
+      attend_whole(item, block, worker);
+      store_block(layer, block, worker.main_state(), padded_dim, out);
+    } else {
+      const int64_t part = block.first_part + 1 + task.segment - block.first_segment();
+      attention_.segment(item, task.segment, anchors_[static_cast<size_t>(block.first_part)], worker.attention,
+                         part_state(part, padded_dim));
+    }
+    count_block(block, worker);
+  });
+  if (any_split) {
+    for (const Block& block : blocks_) {
+      if (!is_split(block)) continue;
+      const SoftmaxState state = part_state(block.first_part, padded_dim);
+      for (int64_t s = block.last_segment() - 1; s >= block.first_segment(); --s) {
+        attention_.merge(block.num_heads * block.num_positions, padded_dim, state,
+                         part_state(block.first_part + 1 + s - block.first_segment(), padded_dim));
+      }
+      store_block(layer, block, state, padded_dim, out);
+    }
+  }
+  for (const Block& block : blocks_) {
+    for (int h = block.first_head; h < block.first_head + block.num_heads; ++h) {
+      const int64_t first = layer.spec.window < 0 ? 0 : block.first_tile;
+      per_head[static_cast<size_t>(h)].skipped +=
+          static_cast<uint64_t>(block.num_positions * (block.diagonal_tile - first + 1));
+    }
+  }
+  for (auto& worker : workers_) {
+    for (size_t h = 0; h < per_head.size(); ++h) {
+      per_head[h].visited += worker->counters[h].visited;
+      per_head[h].skipped -= worker->counters[h].visited;
+      per_head[h].bound_tests += worker->counters[h].bound_tests;
+    }
+  }
+}
+
+}  // namespace bam::cpu

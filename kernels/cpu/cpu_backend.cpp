@@ -1,0 +1,256 @@
+#include "kernels/cpu/cpu_backend.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "hwy/highway.h"
+#include "kernels/cpu/cpu_worker.h"
+
+namespace bam::cpu {
+namespace {
+
+struct IsaLevel {
+  const char* name;
+  int64_t target;
+};
+constexpr IsaLevel kLevels[] = {
+    {"avx512vnni", HWY_AVX3_DL}, {"avx512", HWY_AVX3}, {"avx2", HWY_AVX2}, {"neon", HWY_NEON}};
+
+// Restricts Highway's dispatch while the kernel tables are taken. Returns the level in use.
+std::string choose_isa(const std::string& wanted) {
+  const int64_t supported = hwy::SupportedTargets();
+  if (wanted == "portable") {
+    hwy::SetSupportedTargetsForTest(HWY_STATIC_TARGET);
+    return "portable";
+  }
+  for (const IsaLevel& level : kLevels) {
+    if (wanted == level.name && (supported & level.target) == 0) {
+      throw UsageError("this CPU does not have {}", wanted);
+    }
+    if (wanted == level.name || (wanted == "auto" && (supported & level.target) != 0)) {
+      hwy::SetSupportedTargetsForTest(level.target | HWY_STATIC_TARGET);
+      return level.name;
+    }
+  }
+  if (wanted != "auto") throw UsageError("unknown instruction set '{}': auto, portable, avx2, avx512, avx512vnni", wanted);
+  return "portable";
+}
+
+// Row `row` of a host matrix as float32.
+void load_row(const HostMatrix& matrix, int64_t row, float* out) {
+  const size_t bytes = static_cast<size_t>(matrix.cols) * dtype_bits(matrix.dtype) / 8;
+  const std::byte* at = matrix.data + static_cast<size_t>(row) * bytes;
+  if (matrix.dtype == DType::kF32) {
+    std::memcpy(out, at, bytes);
+    return;
+  }
+  for (int64_t i = 0; i < matrix.cols; ++i) {
+    uint16_t half;
+    std::memcpy(&half, at + 2 * i, sizeof half);
+    out[i] = matrix.dtype == DType::kBF16 ? bf16_to_f32(half) : f16_to_f32(half);
+  }
+}
+
+// Rows of a GEMM done by one task; with a whole panel group they stay in the second-level cache.
+constexpr int64_t kRowBlockSize = 192;
+
+}  // namespace
+
+CpuBackend::CpuBackend(const BackendOptions& options) : pool_(options.num_threads) {
+  isa_name_ = choose_isa(options.isa);
+  gemm_ = gemm_kernels();
+  attention_ = attention_kernels();
+  elementwise_ = elementwise_kernels();
+  hwy::SetSupportedTargetsForTest(0);
+}
+
+CpuBackend::~CpuBackend() = default;
+
+std::string CpuBackend::description() const {
+  return fmt::format("cpu ({}, {} thread{})", isa_name_, pool_.num_threads(), pool_.num_threads() == 1 ? "" : "s");
+}
+
+std::unique_ptr<DeviceBuffer> CpuBackend::allocate(size_t bytes) { return std::make_unique<CpuBuffer>(bytes); }
+
+std::unique_ptr<LinearWeights> CpuBackend::make_linear(std::span<const HostMatrix> parts, DType weight_dtype) {
+  auto linear = std::make_unique<CpuLinear>();
+  linear->k = parts.front().cols;
+  linear->dtype = weight_dtype;
+  std::vector<std::pair<const HostMatrix*, int64_t>> first_rows;
+  for (const HostMatrix& part : parts) {
+    BAM_CHECK(part.cols == linear->k);
+    first_rows.emplace_back(&part, linear->n);
+    linear->n += part.rows;
+  }
+  linear->panels = LazyMemory(packed_bytes(weight_dtype, linear->k, linear->n));
+  const int64_t padded = (linear->n + kPanelCols - 1) / kPanelCols * kPanelCols;
+  if (weight_dtype == DType::kI8) {
+    linear->scale.resize(static_cast<size_t>(padded));
+    linear->sum.resize(static_cast<size_t>(padded));
+  }
+  pool_.parallel_for(padded / kPanelCols, [&](int64_t panel, int) {
+    std::vector<float> row(static_cast<size_t>(linear->k));
+    const int64_t end = std::min((panel + 1) * kPanelCols, linear->n);
+    for (int64_t out = panel * kPanelCols; out < end; ++out) {
+      auto it = std::upper_bound(first_rows.begin(), first_rows.end(), out,
+                                 [](int64_t value, const auto& entry) { return value < entry.second; });
+      const auto& [matrix, first] = *std::prev(it);
+      load_row(*matrix, out - first, row.data());
+      if (weight_dtype == DType::kI8) {
+        pack_row_int8(row.data(), linear->k, out, linear->panels.as<int8_t>(), linear->scale.data(),
+                      linear->sum.data());
+      } else {
+        pack_row(weight_dtype, row.data(), linear->k, out, linear->panels.data());
+      }
+    }
+  });
+  return linear;
+}
+
+std::unique_ptr<DeviceBuffer> CpuBackend::make_vector(std::span<const float> values) {
+  auto buffer = std::make_unique<CpuBuffer>(values.size_bytes());
+  std::memcpy(buffer->data(), values.data(), values.size_bytes());
+  return buffer;
+}
+
+void CpuBackend::embed(const HostMatrix& table, std::span<const int32_t> tokens, float* x) {
+  for (size_t r = 0; r < tokens.size(); ++r) {
+    load_row(table, tokens[r], x + static_cast<int64_t>(r) * table.cols);
+  }
+}
+
+void CpuBackend::add_sinusoidal(std::span<const SequenceRows> sequences, double theta, int64_t hidden, float* x) {
+  for (const SequenceRows& seq : sequences) {
+    pool_.parallel_for(seq.num_rows, [&](int64_t r, int) {
+      float* row = x + (seq.row_begin + r) * hidden;
+      const auto position = static_cast<double>(seq.start_pos + r);
+      for (int64_t d = 0; d < hidden; ++d) {
+        const double angle = position * std::exp(-std::log(theta) * static_cast<double>(d) / static_cast<double>(hidden));
+        row[d] += static_cast<float>(d % 2 == 0 ? std::sin(angle) : std::cos(angle));
+      }
+    });
+  }
+}
+
+void CpuBackend::rms_norm(const float* x, const DeviceBuffer& weight, float eps, int64_t rows, int64_t hidden,
+                          void* out) {
+  const float* w = static_cast<const CpuBuffer&>(weight).memory.as<float>();
+  const auto one = [&](int64_t r, int) {
+    elementwise_.rms_norm(x + r * hidden, w, eps, hidden, static_cast<float*>(out) + r * hidden);
+  };
+  if (rows * hidden < 16384) {
+    for (int64_t r = 0; r < rows; ++r) one(r, 0);
+  } else {
+    pool_.parallel_for(rows, one);
+  }
+}
+
+void CpuBackend::swiglu(const void* in, int64_t rows, int64_t intermediate, void* out) {
+  const float* gate_up = static_cast<const float*>(in);
+  const auto one = [&](int64_t r, int) {
+    const float* gate = gate_up + r * 2 * intermediate;
+    elementwise_.swiglu(gate, gate + intermediate, intermediate, static_cast<float*>(out) + r * intermediate);
+  };
+  if (rows * intermediate < 8192) {
+    for (int64_t r = 0; r < rows; ++r) one(r, 0);
+  } else {
+    pool_.parallel_for(rows, one);
+  }
+}
+
+void CpuBackend::linear(const LinearWeights& weights, const void* in, int64_t rows, void* out) {
+  gemm(static_cast<const CpuLinear&>(weights), static_cast<const float*>(in), rows, static_cast<float*>(out), false);
+}
+
+void CpuBackend::linear_add(const LinearWeights& weights, const void* in, int64_t rows, float* residual) {
+  gemm(static_cast<const CpuLinear&>(weights), static_cast<const float*>(in), rows, residual, true);
+}
+
+void CpuBackend::linear_logits(const LinearWeights& weights, const void* in, int64_t rows, float* logits) {
+  gemm(static_cast<const CpuLinear&>(weights), static_cast<const float*>(in), rows, logits, false);
+}
+
+void CpuBackend::gemm(const CpuLinear& weights, const float* in, int64_t rows, float* out, bool accumulate) {
+  if (rows == 0) return;
+  ensure_workers(16);
+  const int64_t panels = (weights.n + kPanelCols - 1) / kPanelCols;
+  const int64_t row_blocks = (rows + kRowBlockSize - 1) / kRowBlockSize;
+  // Few rows stream weights in long runs; many rows leave small tasks so that threads finish together.
+  const int64_t per_task = rows <= 4 ? std::max<int64_t>(4, panels / (8 * pool_.num_threads()) / 4 * 4) : 2;
+  const int64_t panel_groups = (panels + per_task - 1) / per_task;
+  const uint8_t* quantised = nullptr;
+  if (weights.dtype == DType::kI8) {
+    const int64_t row_bytes = int8_row_bytes(weights.k);
+    quantised_.resize(std::max(quantised_.size(), static_cast<size_t>(rows * row_bytes)));
+    quantised_scale_.resize(std::max(quantised_scale_.size(), static_cast<size_t>(rows)));
+    const auto one = [&](int64_t r, int) {
+      quantised_scale_[static_cast<size_t>(r)] =
+          gemm_.quantize_row(in + r * weights.k, weights.k, quantised_.data() + r * row_bytes);
+    };
+    if (rows < 8) {
+      for (int64_t r = 0; r < rows; ++r) one(r, 0);
+    } else {
+      pool_.parallel_for(rows, one);
+    }
+    quantised = quantised_.data();
+  }
+  pool_.parallel_for(row_blocks * panel_groups, [&](int64_t task, int worker) {
+    const int64_t row0 = task / panel_groups * kRowBlockSize;
+    const int64_t count = std::min(kRowBlockSize, rows - row0);
+    const int64_t first = task % panel_groups * per_task, last = std::min(first + per_task, panels);
+    if (quantised != nullptr) {
+      gemm_.gemm_int8({.x = quantised + row0 * int8_row_bytes(weights.k),
+                       .x_scale = quantised_scale_.data() + row0,
+                       .rows = count, .k = weights.k, .n = weights.n,
+                       .panels = weights.panels.as<int8_t>(),
+                       .w_scale = weights.scale.data(), .w_sum = weights.sum.data(),
+                       .first_panel = first, .last_panel = last,
+                       .y = out + row0 * weights.n, .ldy = weights.n, .accumulate = accumulate});
+    } else {
+      gemm_.gemm({.x = in + row0 * weights.k, .ldx = weights.k, .rows = count, .k = weights.k, .n = weights.n,
+                  .panels = weights.panels.data(), .dtype = weights.dtype,
+                  .first_panel = first, .last_panel = last,
+                  .y = out + row0 * weights.n, .ldy = weights.n, .accumulate = accumulate,
+                  .unpack = workers_[static_cast<size_t>(worker)]->unpack.data()});
+    }
+  });
+}
+
+void CpuBackend::gather_rows(const float* in, std::span<const int32_t> rows, int64_t hidden, float* out) {
+  for (size_t r = 0; r < rows.size(); ++r) {
+    std::memcpy(out + static_cast<int64_t>(r) * hidden, in + int64_t{rows[r]} * hidden,
+                static_cast<size_t>(hidden) * sizeof(float));
+  }
+}
+
+void CpuBackend::read_floats(const float* device, std::span<float> host) {
+  if (device != host.data()) std::memcpy(host.data(), device, host.size_bytes());
+}
+
+void CpuBackend::copy_page(const KvCacheView& kv, int32_t from, int32_t to) {
+  const size_t bytes = kv.layout.page_bytes();
+  std::memcpy(kv.base + static_cast<size_t>(to) * bytes, kv.base + static_cast<size_t>(from) * bytes, bytes);
+}
+
+void CpuBackend::read_page(const KvCacheView& kv, int32_t page, std::span<std::byte> out) {
+  BAM_CHECK(out.size() == kv.layout.page_bytes());
+  std::memcpy(out.data(), kv.base + static_cast<size_t>(page) * out.size(), out.size());
+}
+
+void CpuBackend::write_page(const KvCacheView& kv, int32_t page, std::span<const std::byte> in) {
+  BAM_CHECK(in.size() == kv.layout.page_bytes());
+  std::memcpy(kv.base + static_cast<size_t>(page) * in.size(), in.data(), in.size());
+}
+
+}  // namespace bam::cpu
+
+namespace bam {
+
+std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options) {
+  return std::make_unique<cpu::CpuBackend>(options);
+}
+
+}  // namespace bam

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <vector>
+
+#include "kernels/cpu/cpu_backend.h"
+
+namespace bam::cpu {
+
+// Scratch memory of one thread.
+struct CpuBackend::Worker {
+  explicit Worker(int padded_dim_)
+      : padded_dim(padded_dim_),
+        unpack(static_cast<size_t>(gemm_unpack_floats())),
+        q(static_cast<size_t>(kMaxRows * padded_dim_)),
+        rotated(static_cast<size_t>(padded_dim_)),
+        state(static_cast<size_t>(kMaxRows * (2 + padded_dim_))),
+        attention(padded_dim_) {}
+
+  SoftmaxState main_state() { return {state.data(), state.data() + kMaxRows, state.data() + 2 * kMaxRows}; }
+  SoftmaxState segment_state() {
+    float* at = attention.segment.data();
+    return {at, at + kMaxRows, at + 2 * kMaxRows};
+  }
+
+  int padded_dim;
+  std::vector<float> unpack;   // 16-bit weight panels as float32
+  std::vector<float> q;        // [kMaxRows][padded_dim]
+  std::vector<float> rotated;
+  std::vector<float> state;
+  RowInfo rows[kMaxRows];
+  AnchorInfo anchor;
+  AttentionScratch attention;
+  std::vector<AttentionCounters> counters;  // [heads]
+};
+
+}  // namespace bam::cpu

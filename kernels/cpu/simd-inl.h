@@ -1,0 +1,153 @@
+// Sixteen floats at a time on every instruction set: one register with AVX-512, two with AVX2, four with SSE2 or NEON.
+// All kernels are written on this block and on one fixed reduction tree, so the instruction sets with fused multiply-add
+// give the same bits. Included once per Highway target (no include guard in the usual sense).
+#if defined(BAM_KERNELS_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef BAM_KERNELS_CPU_SIMD_INL_H_
+#undef BAM_KERNELS_CPU_SIMD_INL_H_
+#else
+#define BAM_KERNELS_CPU_SIMD_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace bam {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using FloatTag = hn::CappedTag<float, 16>;
+using IntTag = hn::RebindToSigned<FloatTag>;
+inline constexpr int kLanes = static_cast<int>(hn::MaxLanes(FloatTag()));
+inline constexpr int kParts = 16 / kLanes;
+// Registers the micro-kernels may fill with accumulators, in blocks of sixteen floats.
+inline constexpr int kAccumulators = kParts == 1 ? 24 : (kParts == 2 ? 6 : 3);
+
+struct F32x16 {
+  hn::Vec<FloatTag> part[kParts];
+};
+struct I32x16 {
+  hn::Vec<IntTag> part[kParts];
+};
+
+#define BAM_EACH_PART _Pragma("GCC unroll 16") for (int p = 0; p < kParts; ++p)
+
+HWY_INLINE F32x16 Set16(float value) {
+  F32x16 r;
+  BAM_EACH_PART r.part[p] = hn::Set(FloatTag(), value);
+  return r;
+}
+HWY_INLINE F32x16 Zero16() { return Set16(0.0f); }
+HWY_INLINE F32x16 Load16(const float* from) {
+  F32x16 r;
+  BAM_EACH_PART r.part[p] = hn::LoadU(FloatTag(), from + p * kLanes);
+  return r;
+}
+HWY_INLINE void Store16(F32x16 v, float* to) {
+  BAM_EACH_PART hn::StoreU(v.part[p], FloatTag(), to + p * kLanes);
+}
+HWY_INLINE F32x16 Add(F32x16 a, F32x16 b) {
+  BAM_EACH_PART a.part[p] = hn::Add(a.part[p], b.part[p]);
+  return a;
+}
+HWY_INLINE F32x16 Sub(F32x16 a, F32x16 b) {
+  BAM_EACH_PART a.part[p] = hn::Sub(a.part[p], b.part[p]);
+  return a;
+}
+HWY_INLINE F32x16 Mul(F32x16 a, F32x16 b) {
+  BAM_EACH_PART a.part[p] = hn::Mul(a.part[p], b.part[p]);
+  return a;
+}
+HWY_INLINE F32x16 Div(F32x16 a, F32x16 b) {
+  BAM_EACH_PART a.part[p] = hn::Div(a.part[p], b.part[p]);
+  return a;
+}
+HWY_INLINE F32x16 Max(F32x16 a, F32x16 b) {
+  BAM_EACH_PART a.part[p] = hn::Max(a.part[p], b.part[p]);
+  return a;
+}
+HWY_INLINE F32x16 Min(F32x16 a, F32x16 b) {
+  BAM_EACH_PART a.part[p] = hn::Min(a.part[p], b.part[p]);
+  return a;
+}
+// a * b + c, fused where the target can.
+HWY_INLINE F32x16 MulAdd(F32x16 a, F32x16 b, F32x16 c) {
+  BAM_EACH_PART c.part[p] = hn::MulAdd(a.part[p], b.part[p], c.part[p]);
+  return c;
+}
+
+// Fixed tree: lanes i and i + 8, then 4, 2, 1.
+HWY_INLINE float ReduceSum16(F32x16 v) {
+  HWY_ALIGN float lanes[16];
+  Store16(v, lanes);
+  for (int width = 8; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  }
+  return lanes[0];
+}
+HWY_INLINE float ReduceMax16(F32x16 v) {
+  HWY_ALIGN float lanes[16];
+  Store16(v, lanes);
+  for (int width = 8; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+  }
+  return lanes[0];
+}
+
+// Two columns of bfloat16 share a 32-bit lane: low half = first sixteen, high half = second sixteen.
+HWY_INLINE void LoadBf16Pair(const uint16_t* from, F32x16& first, F32x16& second) {
+  const hn::RebindToUnsigned<FloatTag> du;
+  const uint32_t* words = reinterpret_cast<const uint32_t*>(from);
+  BAM_EACH_PART {
+    const auto pair = hn::LoadU(du, words + p * kLanes);
+    first.part[p] = hn::BitCast(FloatTag(), hn::ShiftLeft<16>(pair));
+    second.part[p] = hn::BitCast(FloatTag(), hn::And(pair, hn::Set(du, 0xffff0000u)));
+  }
+}
+HWY_INLINE F32x16 LoadF16(const uint16_t* from) {
+  F32x16 r;
+  const hn::Rebind<hwy::float16_t, FloatTag> dh;
+  BAM_EACH_PART r.part[p] =
+      hn::PromoteTo(FloatTag(), hn::LoadU(dh, reinterpret_cast<const hwy::float16_t*>(from) + p * kLanes));
+  return r;
+}
+HWY_INLINE F32x16 LoadI8(const int8_t* from) {
+  F32x16 r;
+  const hn::Rebind<int8_t, FloatTag> db;
+  BAM_EACH_PART r.part[p] =
+      hn::ConvertTo(FloatTag(), hn::PromoteTo(IntTag(), hn::LoadU(db, from + p * kLanes)));
+  return r;
+}
+
+// exp(x) for x <= 0, relative error below 2 ulp; 0 below -87.3 (never a subnormal).
+HWY_INLINE F32x16 ExpNegative(F32x16 x) {
+  const F32x16 clamped = Max(x, Set16(-87.3f));
+  F32x16 result;
+  BAM_EACH_PART {
+    const auto v = clamped.part[p];
+    const FloatTag d;
+    const auto n = hn::Round(hn::Mul(v, hn::Set(d, 1.44269504088896341f)));
+    auto f = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), v);
+    f = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), f);
+    auto poly = hn::Set(d, 1.9875691500e-4f);
+    poly = hn::MulAdd(poly, f, hn::Set(d, 1.3981999507e-3f));
+    poly = hn::MulAdd(poly, f, hn::Set(d, 8.3334519073e-3f));
+    poly = hn::MulAdd(poly, f, hn::Set(d, 4.1665795894e-2f));
+    poly = hn::MulAdd(poly, f, hn::Set(d, 1.6666665459e-1f));
+    poly = hn::MulAdd(poly, f, hn::Set(d, 5.0000001201e-1f));
+    poly = hn::MulAdd(hn::Mul(poly, f), f, hn::Add(f, hn::Set(d, 1.0f)));
+    const auto exponent = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(IntTag(), n), hn::Set(IntTag(), 127)));
+    const auto value = hn::Mul(poly, hn::BitCast(d, exponent));
+    result.part[p] = hn::IfThenElseZero(hn::Gt(x.part[p], hn::Set(d, -87.3f)), value);
+  }
+  return result;
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace bam
+HWY_AFTER_NAMESPACE();
+
+#endif
