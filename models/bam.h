@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "models/model_config.h"
+#include "models/weights.h"
+
+namespace bam {
+
+struct ModelOptions {
+  DType weight_dtype = DType::kF32;   // kF32, kBF16, kF16, kI8
+  int64_t max_rows = 512;             // rows of one forward call; sizes the scratch memory
+  int64_t max_logit_rows = 64;
+  AttentionOptions attention;
+  bool use_reach = true;              // static per-head reach (certified attention only)
+};
+
+struct ForwardInput {
+  std::span<const int32_t> tokens;            // [rows]
+  std::span<const SequenceRows> sequences;    // cover all rows in order
+  std::span<const int32_t> logit_rows;        // ascending rows whose logits are wanted
+};
+
+// What the positional prior of one head means, for `bam inspect`, /v1/prior and page freeing.
+struct HeadReport {
+  int layer = 0, head = 0;
+  double alpha = 0, beta = 0, theta_mu = 0, seq_scale = 1;
+  double logit_bound = 0;   // Z_h: |q.k|/sqrt(head_dim) never exceeds it
+  int64_t reach = -1;       // R_h in keys; -1: unbounded
+};
+
+// Decoder weights in a backend's format plus scratch memory for one step. Not thread-safe: one step at a time.
+class BamModel {
+ public:
+  BamModel(Backend& backend, ModelConfig config, CheckpointWeights weights, ModelOptions options);
+  ~BamModel();
+  BamModel(const BamModel&) = delete;
+
+  const ModelConfig& config() const { return config_; }
+  const ModelOptions& options() const { return options_; }
+  Backend& backend() { return backend_; }
+  int num_groups() const { return static_cast<int>(config_.num_layers * config_.num_kv_heads); }
+  // [groups] keys a page of that group must stay reachable for; -1: forever.
+  const std::vector<int64_t>& group_reach() const { return group_reach_; }
+  const std::vector<HeadReport>& heads() const { return heads_; }
+  uint64_t fingerprint() const { return weights_.fingerprint; }
+  size_t weight_bytes() const;
+
+  // Prepares positions < n. forward() does so by itself, a little at a time.
+  void reserve_positions(int64_t n);
+  // Writes K and V of all rows to the cache and logits [logit_rows, vocab] to host memory.
+  void forward(const ForwardInput& input, const KvCacheView& kv, std::span<float> logits);
+  // Probabilities [position + 1] with which one head looks at each earlier token, for a short prompt. Uses pages of its
+  // own; dense.
+  std::vector<float> attention_probabilities(std::span<const int32_t> tokens, int layer, int head, int64_t position);
+  // Per (layer, head), added up since construction.
+  const std::vector<AttentionCounters>& counters() const { return counters_; }
+
+ private:
+  struct Layer;
+  struct Scratch;
+  void build_layer(const LayerWeights& weights, int index);
+  void prove_reach(AttentionSpec& spec, const LayerWeights& weights, int index);
+  // q, k and v of all rows in scratch, k and v also in their pages.
+  void project_qkv(Layer& layer, const ForwardInput& input, const KvCacheView& kv, int64_t rows);
+  void run_layer(Layer& layer, const ForwardInput& input, const KvCacheView& kv, int64_t rows);
+  // Rows whose logits nobody wants need only their K and V in the last layer. Leaves logit rows in scratch.
+  void run_last_layer(Layer& layer, const ForwardInput& input, const KvCacheView& kv, int64_t rows);
+  void feed_forward(Layer& layer, float* x, int64_t rows);
+  std::span<AttentionCounters> layer_counters(const Layer& layer);
+
+  Backend& backend_;
+  ModelConfig config_;
+  ModelOptions options_;
+  CheckpointWeights weights_;   // keeps the mapped files alive: the embedding is read from there
+  std::vector<std::unique_ptr<Layer>> layers_;
+  std::vector<AttentionLayer*> attention_layers_;
+  std::unique_ptr<Scratch> scratch_;
+  HostMatrix embedding_;
+  std::unique_ptr<LinearWeights> output_;
+  std::unique_ptr<DeviceBuffer> final_norm_;
+  std::vector<HeadReport> heads_;
+  std::vector<int64_t> group_reach_;
+  std::vector<AttentionCounters> counters_;
+  int64_t reserved_positions_ = 0;
+};
+
+}  // namespace bam

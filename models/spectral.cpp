@@ -1,0 +1,132 @@
+#include "models/spectral.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/prior.h"
+
+namespace bam {
+namespace {
+
+// Gram matrix A A' of a [rows, cols] matrix with columns scaled by `scale`. Column by column, so that the inner loop
+// runs along memory without a reduction.
+std::vector<double> gram(const std::vector<float>& a, const std::vector<float>& scale, int64_t rows, int64_t cols) {
+  std::vector<double> result(static_cast<size_t>(rows * rows)), column(static_cast<size_t>(rows));
+  for (int64_t c = 0; c < cols; ++c) {
+    for (int64_t r = 0; r < rows; ++r) {
+      column[static_cast<size_t>(r)] =
+          static_cast<double>(a[static_cast<size_t>(r * cols + c)]) * scale[static_cast<size_t>(c)];
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      const double value = column[static_cast<size_t>(i)];
+      double* out = result.data() + i * rows;
+      for (int64_t j = 0; j < rows; ++j) out[j] += value * column[static_cast<size_t>(j)];
+    }
+  }
+  return result;
+}
+
+// C = A B for square matrices.
+std::vector<double> multiply(const std::vector<double>& a, const std::vector<double>& b, int64_t n) {
+  std::vector<double> c(static_cast<size_t>(n * n));
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t k = 0; k < n; ++k) {
+      const double value = a[static_cast<size_t>(i * n + k)];
+      for (int64_t j = 0; j < n; ++j) c[static_cast<size_t>(i * n + j)] += value * b[static_cast<size_t>(k * n + j)];
+    }
+  }
+  return c;
+}
+
+// An upper bound on the largest absolute eigenvalue that is tight: |A|_2^(2^s) <= |A^(2^s)| in any norm, and the s-th
+// root of the norm's slack vanishes. Squaring with rescaling; no start vector that could miss the top direction.
+double spectral_radius_bound(std::vector<double> a, int64_t n) {
+  double log_scale = 0;  // log of the factor taken out, in units of the original matrix
+  double weight = 1;     // 1 / 2^s
+  const auto max_row_sum = [&] {
+    double largest = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      double sum = 0;
+      for (int64_t j = 0; j < n; ++j) sum += std::fabs(a[static_cast<size_t>(i * n + j)]);
+      largest = std::max(largest, sum);
+    }
+    return largest;
+  };
+  constexpr int kSquarings = 10;
+  for (int s = 0; s < kSquarings; ++s) {
+    const double norm = max_row_sum();
+    if (norm == 0) return 0;
+    for (double& value : a) value /= norm;
+    log_scale += weight * std::log(norm);
+    a = multiply(a, a, n);
+    weight /= 2;
+  }
+  const double norm = max_row_sum();
+  return norm == 0 ? 0 : std::exp(log_scale + weight * std::log(norm));
+}
+
+// exp() and products above were rounded; a part in a million is far more than double arithmetic loses.
+constexpr double kWiden = 1 + 1e-6;
+
+}  // namespace
+
+double logit_bound(const std::vector<float>& wq, const std::vector<float>& wk, const std::vector<float>& norm,
+                   int64_t head_dim, int64_t hidden, bool rotated) {
+  const std::vector<double> q = gram(wq, norm, head_dim, hidden), k = gram(wk, norm, head_dim, hidden);
+  const double scale = static_cast<double>(hidden) / std::sqrt(static_cast<double>(head_dim));
+  if (rotated) {
+    return std::sqrt(spectral_radius_bound(q, head_dim) * spectral_radius_bound(k, head_dim)) * scale * kWiden;
+  }
+  // Singular values of Wq'Wk squared are the eigenvalues of (Wq Wq')(Wk Wk').
+  return std::sqrt(spectral_radius_bound(multiply(q, k, head_dim), head_dim)) * scale * kWiden;
+}
+
+int64_t static_reach(const AttentionSpec& spec, int head, double bound, double epsilon, int64_t max_positions) {
+  if (spec.window >= 0) return spec.window;
+  const auto h = static_cast<size_t>(head);
+  double (*bias)(const AttentionSpec&, size_t, double) = nullptr;
+  if (spec.encoding == PositionEncoding::kBam) {
+    bias = [](const AttentionSpec& s, size_t i, double d) {
+      const PriorParams& p = s.prior[i];
+      return prior_bias<double>(s.prior_form, std::exp(p.alpha), p.beta, prior_mu(p.theta_mu), s.prior_eps, d);
+    };
+  } else if (spec.encoding == PositionEncoding::kAlibi) {
+    bias = [](const AttentionSpec& s, size_t i, double d) { return -alibi_slope(static_cast<int>(i), s.num_heads) * d; };
+  } else {
+    return -1;
+  }
+  const double s = spec.ssmax ? spec.seq_scale[h] : 1.0;
+  const bool scaled = spec.ssmax && spec.encoding == PositionEncoding::kBam && spec.ssmax_prior;
+  if (spec.encoding == PositionEncoding::kBam && (scaled ? s : 1.0) * spec.prior[h].beta <= 0) return -1;
+  const double own = bias(spec, h, 0);
+  // The best key at distance d against the query's own key, for the context length n at which that is worst. The
+  // condition (2 Z c + b (B(d) - B(0)) < ln eps - ln n) is checked at both ends of n: every term is linear in ln n.
+  const auto proved = [&](int64_t d) {
+    for (const int64_t n : {d + 1, max_positions}) {
+      const double log_n = std::log(static_cast<double>(n));
+      const double c = spec.ssmax ? s * log_n : 1.0;
+      const double b = scaled ? c : 1.0;
+      const double gap = 2 * bound * std::fabs(c) + b * (bias(spec, h, static_cast<double>(d)) - own);
+      if (!(gap + 1e-5 * (std::fabs(gap) + std::fabs(b * own)) < std::log(epsilon) - log_n)) return false;
+    }
+    return true;
+  };
+  // With mu < 0 the peak lies at -mu > 0 and only distances beyond it are monotone.
+  int64_t low = 1;
+  if (spec.encoding == PositionEncoding::kBam) {
+    low = std::max<int64_t>(1, static_cast<int64_t>(std::ceil(-prior_mu(spec.prior[h].theta_mu))) + 1);
+  }
+  if (low >= max_positions || !proved(max_positions - 1)) return -1;
+  int64_t high = max_positions - 1;
+  while (low < high) {
+    const int64_t mid = low + (high - low) / 2;
+    if (proved(mid)) {
+      high = mid;
+    } else {
+      low = mid + 1;
+    }
+  }
+  return high;
+}
+
+}  // namespace bam

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace bam {
+
+// The keys of tokenizer_config.json that matter here; all are optional and null counts as absent.
+struct TokenizerConfig {
+  std::optional<bool> add_bos_token;
+  std::optional<bool> add_eos_token;
+  std::optional<std::string> bos_token;  // the piece's spelling; files write a string or {"content": string}
+  std::optional<std::string> eos_token;
+  std::string chat_template;  // files write a string or [{"name", "template"}], of which "default" is taken
+};
+
+// Throws Error naming `origin`, the key and the reason. Unknown keys are ignored.
+TokenizerConfig parse_tokenizer_config(std::string_view json_text, const std::string& origin);
+
+}  // namespace bam

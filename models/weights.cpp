@@ -1,0 +1,234 @@
+#include "models/weights.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <set>
+
+#include "base/error.h"
+#include "base/utf8.h"
+#include "models/fingerprint.h"
+#include "models/finite_check.h"
+#include "models/safetensors.h"
+
+namespace bam {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "safetensors data is little-endian and is used in place");
+
+// Beyond this exp() and sinh() leave float32, and no trained model comes near.
+constexpr double kMaxPriorExponent = 80.0;
+
+std::string shape_text(const auto& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+
+// Hands out the tensors of a checkpoint by name and remembers which ones were asked for.
+class TensorSource {
+ public:
+  TensorSource(const SafetensorsCheckpoint& checkpoint, const std::filesystem::path& folder)
+      : checkpoint_(checkpoint), folder_(folder) {}
+
+  bool contains(const std::string& name) const { return checkpoint_.tensors().contains(name); }
+
+  WeightView take(const std::string& name, const std::vector<int64_t>& shape) { return take_any(name, {shape}); }
+
+  // [heads] values; the authors' files store them as [1, heads, 1, 1].
+  std::vector<float> take_per_head(const std::string& name, int64_t heads) {
+    const WeightView view = take_any(name, {{heads}, {1, heads, 1, 1}});
+    const std::optional<NonFinite> bad = find_non_finite(view);
+    if (bad) fail(name, non_finite_text(*bad));
+    return view.to_f32();
+  }
+
+  [[noreturn]] void fail(const std::string& name, const std::string& what) const {
+    const auto found = checkpoint_.tensors().find(name);
+    const std::filesystem::path& path = found == checkpoint_.tensors().end() ? folder_ : found->second.file->path();
+    throw Error("{}: tensor '{}' {}", path.string(), printable(name), what);
+  }
+
+  static std::string non_finite_text(const NonFinite& bad) {
+    return fmt::format("holds {} at index {}; weights must be finite", bad.is_nan ? "NaN" : "an infinity", bad.index);
+  }
+
+  const std::vector<WeightView>& taken() const { return taken_; }
+
+  // Tensors that no part of the model uses mean that config.json describes another model.
+  void refuse_leftovers(const ModelConfig& config) const;
+
+ private:
+  WeightView take_any(const std::string& name, const std::vector<std::vector<int64_t>>& shapes);
+  [[noreturn]] void fail_missing(const std::string& name) const;
+
+  const SafetensorsCheckpoint& checkpoint_;
+  const std::filesystem::path& folder_;
+  std::set<std::string> used_;
+  std::vector<WeightView> taken_;
+};
+
+WeightView TensorSource::take_any(const std::string& name, const std::vector<std::vector<int64_t>>& shapes) {
+  const auto found = checkpoint_.tensors().find(name);
+  if (found == checkpoint_.tensors().end()) fail_missing(name);
+  const TensorInfo& tensor = *found->second.tensor;
+
+  WeightView view;
+  switch (tensor.type) {
+    case TensorType::kF32: view.dtype = DType::kF32; break;
+    case TensorType::kF16: view.dtype = DType::kF16; break;
+    case TensorType::kBF16: view.dtype = DType::kBF16; break;
+    default: fail(name, fmt::format("has dtype {}; F32, F16 or BF16 is needed", tensor_type_name(tensor.type)));
+  }
+  const auto matches = [&](const std::vector<int64_t>& shape) {
+    return std::equal(shape.begin(), shape.end(), tensor.shape.begin(), tensor.shape.end(),
+                      [](int64_t expected, uint64_t actual) { return static_cast<uint64_t>(expected) == actual; });
+  };
+  const auto shape = std::find_if(shapes.begin(), shapes.end(), matches);
+  if (shape == shapes.end()) {
+    std::vector<std::string> expected;
+    for (const auto& option : shapes) expected.push_back(shape_text(option));
+    fail(name,
+         fmt::format("has shape {}; config.json asks for {}", shape_text(tensor.shape), fmt::join(expected, " or ")));
+  }
+  view.shape = *shape;
+  view.name = name;
+  view.data = found->second.file->data(tensor).data();
+  used_.insert(name);
+  taken_.push_back(view);
+  return view;
+}
+
+void TensorSource::fail_missing(const std::string& name) const {
+  for (const char* prefix : {"module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."}) {
+    if (!contains(prefix + name)) continue;
+    throw Error("{}: tensors carry the prefix '{}' of a PyTorch wrapper; run tools/convert.py on the checkpoint",
+                folder_.string(), prefix);
+  }
+  fail(name, name == "output.weight"
+                 ? "is missing (a head shared with the embeddings needs \"tie_word_embeddings\": true in config.json)"
+                 : "is missing");
+}
+
+// Tables that some exporters store although they follow from config.json.
+bool is_derived_buffer(std::string_view name) {
+  return name == "freqs_cis" || name.ends_with(".freqs_cis") || name.ends_with("inv_freq");
+}
+
+void TensorSource::refuse_leftovers(const ModelConfig& config) const {
+  std::vector<std::string> leftovers;
+  for (const auto& [name, entry] : checkpoint_.tensors()) {
+    if (!used_.contains(name) && !is_derived_buffer(name)) leftovers.push_back(name);
+  }
+  if (leftovers.empty()) return;
+  fail(leftovers[0],
+       fmt::format("has no place in this model (position_encoding {}, ssmax {}, prior_scope {}, {} layers){}",
+                   position_encoding_name(config.position_encoding), config.ssmax,
+                   config.prior_scope == PriorScope::kLayer ? "layer" : "global", config.num_layers,
+                   leftovers.size() > 1 ? fmt::format("; {} more like it", leftovers.size() - 1) : ""));
+}
+
+std::vector<PriorParams> take_prior(TensorSource& source, const std::string& prefix, int64_t heads) {
+  const std::vector<float> alpha = source.take_per_head(prefix + "scale", heads);
+  const std::vector<float> beta = source.take_per_head(prefix + "shape", heads);
+  const std::vector<float> theta_mu = source.take_per_head(prefix + "loc", heads);
+  std::vector<PriorParams> prior;
+  for (size_t head = 0; head < alpha.size(); ++head) {
+    prior.push_back({.alpha = alpha[head], .beta = beta[head], .theta_mu = theta_mu[head]});
+    const auto check = [&](const char* field, double value) {
+      if (std::abs(value) <= kMaxPriorExponent) return;
+      source.fail(prefix + field, fmt::format("is {} for head {}; values beyond +-{} are outside of any trained prior",
+                                              value, head, kMaxPriorExponent));
+    };
+    check("scale", prior[head].alpha);
+    check("shape", prior[head].beta);
+    check("loc", prior[head].theta_mu);
+  }
+  return prior;
+}
+
+LayerWeights take_layer(TensorSource& source, const ModelConfig& config, int64_t index,
+                        const std::vector<PriorParams>& global_prior) {
+  const std::string prefix = fmt::format("layers.{}.", index);
+  const std::string attention = prefix + "attention.";
+  const int64_t hidden = config.hidden_size;
+  LayerWeights layer;
+  layer.attention_norm = source.take(prefix + "attention_norm.weight", {hidden});
+  layer.wq = source.take(attention + "wq.weight", {config.q_size(), hidden});
+  layer.wk = source.take(attention + "wk.weight", {config.kv_size(), hidden});
+  layer.wv = source.take(attention + "wv.weight", {config.kv_size(), hidden});
+  layer.wo = source.take(attention + "wo.weight", {hidden, config.q_size()});
+  layer.ffn_norm = source.take(prefix + "ffn_norm.weight", {hidden});
+  layer.w1 = source.take(prefix + "feed_forward.w1.weight", {config.intermediate_size, hidden});
+  layer.w2 = source.take(prefix + "feed_forward.w2.weight", {hidden, config.intermediate_size});
+  layer.w3 = source.take(prefix + "feed_forward.w3.weight", {config.intermediate_size, hidden});
+  if (config.ssmax) layer.seq_scale = source.take_per_head(attention + "seq_scale", config.num_heads);
+  if (config.position_encoding == PositionEncoding::kBam) {
+    layer.prior = config.prior_scope == PriorScope::kGlobal
+                      ? global_prior
+                      : take_prior(source, attention + "prior.", config.num_heads);
+  }
+  return layer;
+}
+
+// A tied checkpoint may still store the head, but then it must be the embeddings again.
+WeightView take_output(TensorSource& source, const ModelConfig& config, const WeightView& embeddings) {
+  const std::string name = "output.weight";
+  if (config.tie_word_embeddings && !source.contains(name)) return embeddings;
+  const WeightView output = source.take(name, {config.vocab_size, config.hidden_size});
+  if (!config.tie_word_embeddings) return output;
+  const size_t bytes = static_cast<size_t>(embeddings.num_elements()) * dtype_bits(embeddings.dtype) / 8;
+  if (output.dtype != embeddings.dtype || std::memcmp(output.data, embeddings.data, bytes) != 0) {
+    source.fail(name, "differs from tok_embeddings.weight although config.json says tie_word_embeddings");
+  }
+  return embeddings;
+}
+
+}  // namespace
+
+int64_t WeightView::num_elements() const {
+  int64_t count = 1;
+  for (const int64_t dimension : shape) count *= dimension;
+  return count;
+}
+
+std::vector<float> WeightView::to_f32() const {
+  std::vector<float> values(static_cast<size_t>(num_elements()));
+  if (values.empty()) return values;
+  if (dtype == DType::kF32) {
+    std::memcpy(values.data(), data, values.size() * sizeof(float));
+    return values;
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, data + i * sizeof(bits), sizeof(bits));
+    values[i] = dtype == DType::kF16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+  }
+  return values;
+}
+
+CheckpointWeights load_weights(const std::filesystem::path& checkpoint_dir, const ModelConfig& config,
+                               bool check_finite) {
+  const SafetensorsCheckpoint checkpoint(checkpoint_dir);
+  TensorSource source(checkpoint, checkpoint_dir);
+  CheckpointWeights weights;
+  weights.tok_embeddings = source.take("tok_embeddings.weight", {config.vocab_size, config.hidden_size});
+  std::vector<PriorParams> global_prior;
+  if (config.position_encoding == PositionEncoding::kBam && config.prior_scope == PriorScope::kGlobal) {
+    global_prior = take_prior(source, "prior.", config.num_heads);
+  }
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    weights.layers.push_back(take_layer(source, config, layer, global_prior));
+  }
+  weights.norm = source.take("norm.weight", {config.hidden_size});
+  weights.output = take_output(source, config, weights.tok_embeddings);
+  source.refuse_leftovers(config);
+
+  if (check_finite) {
+    const std::optional<NonFiniteTensor> bad = find_non_finite(source.taken());
+    if (bad) source.fail(source.taken()[bad->tensor].name, TensorSource::non_finite_text(bad->value));
+  }
+  weights.files = checkpoint.files();
+  for (const auto& file : weights.files) weights.file_bytes += file->file_bytes();
+  weights.fingerprint = fingerprint_checkpoint(config, checkpoint);
+  return weights;
+}
+
+}  // namespace bam

@@ -1,0 +1,316 @@
+// BamModel against the float64 oracle, for every variant of the family, and against itself: how a prompt was cut, where
+// its pages lie and how many threads worked on it never change a bit.
+//
+// Tolerances, on logits of standard deviation ~1:
+//   f32                 2e-4 at 300 tokens.
+//   f16, bf16 weights   the same: the oracle is given the rounded weights, and products are accumulated in float32.
+//   f16, int8, int4 KV  the oracle rounds keys and values as the cache does. D = rounded oracle - exact oracle is what
+//                       the format costs. A value within float32 noise of a rounding boundary may fall to its other
+//                       side: a whole step, where rounding costs 1 / sqrt(12) of a step on average. With a fraction f
+//                       of such values the root mean square difference is sqrt(12 f) of D's: at most a fifth for f =
+//                       0.3 %. Single logits may come near D: max |D| / 2 + 2e-4. A scale that is one half-precision
+//                       step off already costs a third of D's root mean square and fails.
+#include "models/bam.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "tests/reference/model_harness.h"
+
+namespace bam::reference {
+namespace {
+
+constexpr int64_t kPromptTokens = 300;
+constexpr double kTolerance = 2e-4;
+constexpr int64_t kVocab = 512;  // of every variant
+
+uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
+
+std::vector<int32_t> prompt() { return random_tokens(kPromptTokens, kVocab); }
+
+// Rows [begin, end) of logits [n, kVocab].
+template <typename T>
+std::vector<T> rows(const std::vector<T>& logits, int64_t begin, int64_t end) {
+  return {logits.begin() + begin * kVocab, logits.begin() + end * kVocab};
+}
+
+// Where two sets of logits [n, kVocab] differ first; gtest would print thousands of numbers that look alike.
+::testing::AssertionResult same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  if (a.size() != b.size()) return ::testing::AssertionFailure() << a.size() << " and " << b.size() << " logits";
+  const auto [at_a, at_b] =
+      std::mismatch(a.begin(), a.end(), b.begin(), [](float x, float y) { return bits_of(x) == bits_of(y); });
+  if (at_a == a.end()) return ::testing::AssertionSuccess();
+  const int64_t index = at_a - a.begin();
+  return ::testing::AssertionFailure() << fmt::format("row {}, token {}: {} and {}, {:.2g} apart", index / kVocab,
+                                                      index % kVocab, *at_a, *at_b, double{*at_a} - double{*at_b});
+}
+
+std::string variant_name(const ::testing::TestParamInfo<Variant>& info) { return info.param.name; }
+
+class BamModelVariant : public ::testing::TestWithParam<Variant> {};
+
+TEST_P(BamModelVariant, AgreesWithTheOracleHoweverThePromptIsCut) {
+  const TestCheckpoint checkpoint(GetParam().spec);
+  const std::vector<int32_t> tokens = prompt();
+  const std::vector<double> expected = Oracle(checkpoint.config(), checkpoint.weights()).logits(tokens);
+  ModelHarness harness(checkpoint);
+  const std::vector<float> whole = harness.logits(tokens, kPromptTokens);
+  ASSERT_LE(max_difference(whole, expected), kTolerance);
+  for (const int64_t chunk : {1, 7, 63, 64, 65, 100}) {  // 1: token by token
+    ASSERT_TRUE(same_bits(harness.logits(tokens, chunk), whole)) << "chunks of " << chunk;
+  }
+}
+
+TEST_P(BamModelVariant, AgreesWithTheOracleAtPageBoundaries) {
+  const TestCheckpoint checkpoint(GetParam().spec);
+  const std::vector<int32_t> tokens = random_tokens(140, kVocab);
+  const std::vector<double> expected = Oracle(checkpoint.config(), checkpoint.weights()).logits(tokens);
+  for (const int64_t length : {63, 64, 65, 128, 129}) {
+    // A prompt of that length, then three generated tokens.
+    ModelHarness harness(checkpoint);
+    const std::vector<float> logits = harness.logits({tokens.begin(), tokens.begin() + length}, length);
+    ASSERT_LE(max_difference(logits, rows(expected, 0, length)), kTolerance) << length << " tokens";
+    for (int64_t i = length; i < length + 3; ++i) {
+      const std::vector<float> next = harness.step({{.tokens = {tokens[i]}, .start_pos = i}});
+      ASSERT_LE(max_difference(next, rows(expected, i, i + 1)), kTolerance) << "token " << i;
+    }
+  }
+}
+
+TEST_P(BamModelVariant, DenseAttentionAgreesWithTheOracle) {
+  const TestCheckpoint checkpoint(GetParam().spec);
+  const std::vector<int32_t> tokens = prompt();
+  const std::vector<double> expected = Oracle(checkpoint.config(), checkpoint.weights()).logits(tokens);
+  ModelHarness harness(checkpoint, {.attention = {.certified = false}});
+  EXPECT_LE(max_difference(harness.logits(tokens, 77), expected), kTolerance);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, BamModelVariant, ::testing::ValuesIn(all_variants()), variant_name);
+
+class BamModelExtreme : public ::testing::TestWithParam<Variant> {};
+
+TEST_P(BamModelExtreme, IsFiniteAndAgreesWithTheOracle) {
+  const TestCheckpoint checkpoint(GetParam().spec);
+  const std::vector<int32_t> tokens = prompt();
+  const std::vector<double> expected = Oracle(checkpoint.config(), checkpoint.weights()).logits(tokens);
+  for (const bool certified : {true, false}) {
+    for (const DType kv_dtype : {DType::kF32, DType::kF16, DType::kI8, DType::kI4}) {
+      ModelHarness harness(checkpoint, {.kv_dtype = kv_dtype, .attention = {.certified = certified}});
+      const std::vector<float> logits = harness.logits(tokens, 50);
+      for (const float logit : logits) ASSERT_TRUE(std::isfinite(logit)) << dtype_name(kv_dtype);
+      if (kv_dtype == DType::kF32) {
+        EXPECT_LE(max_difference(logits, expected), kTolerance) << (certified ? "certified" : "dense");
+      }
+    }
+  }
+}
+
+TEST_P(BamModelExtreme, FirstTokensOneByOne) {
+  const TestCheckpoint checkpoint(GetParam().spec);
+  const std::vector<int32_t> tokens = random_tokens(5, kVocab);
+  const std::vector<double> expected = Oracle(checkpoint.config(), checkpoint.weights()).logits(tokens);
+  ModelHarness harness(checkpoint);
+  for (int64_t i = 0; i < 5; ++i) {
+    const std::vector<float> logits = harness.step({{.tokens = {tokens[i]}, .start_pos = i}});
+    EXPECT_LE(max_difference(logits, rows(expected, i, i + 1)), kTolerance) << "token " << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Priors, BamModelExtreme, ::testing::ValuesIn(extreme_variants()), variant_name);
+
+class BamModelStorage : public ::testing::TestWithParam<const char*> {
+ protected:
+  Variant variant() const { return find_variant(GetParam()); }
+};
+
+TEST_P(BamModelStorage, SixteenBitWeights) {
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    // A checkpoint of that type as it is, and a float32 one asked to run in it.
+    testing::CheckpointSpec spec = variant().spec;
+    spec.dtype = dtype;
+    const TestCheckpoint stored(spec);
+    ModelHarness stored_harness(stored, {.weight_dtype = dtype});
+    const std::vector<int32_t> tokens = prompt();
+    EXPECT_LE(
+        max_difference(stored_harness.logits(tokens, 100), Oracle(stored.config(), stored.weights()).logits(tokens)),
+        kTolerance)
+        << dtype_name(dtype);
+
+    const TestCheckpoint exact(variant().spec);
+    const RoundedWeights rounded(exact.weights(), dtype);
+    ModelHarness rounding_harness(exact, {.weight_dtype = dtype});
+    const std::vector<float> logits = rounding_harness.logits(tokens, 100);
+    EXPECT_LE(max_difference(logits, Oracle(exact.config(), rounded.weights()).logits(tokens)), kTolerance)
+        << dtype_name(dtype);
+    EXPECT_TRUE(same_bits(rounding_harness.logits(tokens, 7), logits));
+  }
+}
+
+TEST_P(BamModelStorage, CompressedKeysAndValues) {
+  const TestCheckpoint checkpoint(variant().spec);
+  const std::vector<int32_t> tokens = prompt();
+  Oracle oracle(checkpoint.config(), checkpoint.weights());
+  const std::vector<double> exact = oracle.logits(tokens);
+  for (const DType kv_dtype : {DType::kF16, DType::kI8, DType::kI4}) {
+    oracle.set_kv_rounding(kv_rounding(kv_dtype));
+    const std::vector<double> rounded = oracle.logits(tokens);
+    const Difference cost = difference(rounded, exact);
+    ModelHarness harness(checkpoint, {.kv_dtype = kv_dtype});
+    const std::vector<float> logits = harness.logits(tokens, kPromptTokens);
+    const Difference error = difference(logits, rounded);
+    EXPECT_LE(error.largest, kTolerance + cost.largest / 2) << dtype_name(kv_dtype);
+    EXPECT_LE(error.root_mean_square, cost.root_mean_square / 5) << dtype_name(kv_dtype);
+    RecordProperty(fmt::format("{} cost, error", dtype_name(kv_dtype)),
+                   fmt::format("max {:.1e} {:.1e}, rms {:.1e} {:.1e}", cost.largest, error.largest,
+                               cost.root_mean_square, error.root_mean_square));
+    for (const int64_t chunk : {1, 65}) {
+      EXPECT_TRUE(same_bits(harness.logits(tokens, chunk), logits))
+          << dtype_name(kv_dtype) << " in chunks of " << chunk;
+    }
+  }
+}
+
+TEST_P(BamModelStorage, SameBitsForEveryThreadCountAndPageSize) {
+  const TestCheckpoint checkpoint(variant().spec);
+  const std::vector<int32_t> tokens = prompt();
+  for (const DType kv_dtype : {DType::kF32, DType::kI8}) {
+    const std::vector<float> expected =
+        ModelHarness(checkpoint, {.kv_dtype = kv_dtype, .num_threads = 1}).logits(tokens, kPromptTokens);
+    for (const int num_threads : {1, 2, 3}) {
+      for (const int page_size : {64, 128, 256}) {
+        ModelHarness harness(checkpoint, {.kv_dtype = kv_dtype, .page_size = page_size, .num_threads = num_threads});
+        EXPECT_TRUE(same_bits(harness.logits(tokens, 90), expected))
+            << num_threads << " threads, pages of " << page_size;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Some, BamModelStorage,
+                         ::testing::Values("bam_outside_ssmax", "bam_inside_global", "bam_outside_ssmax_shifted",
+                                           "alibi_6_heads_ssmax", "rope", "rope_local_100_ssmax", "sinusoidal"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(BamModel, SelectedRowsHaveTheSameLogits) {
+  for (const char* name : {"bam_outside_ssmax", "rope_local_24", "nope"}) {
+    const TestCheckpoint checkpoint(find_variant(name).spec);
+    const std::vector<int32_t> tokens = prompt();
+    ModelHarness harness(checkpoint);
+    const std::vector<float> all = harness.logits(tokens, kPromptTokens);
+    const std::vector<int32_t> selected = {0, 63, 64, 200, 299};
+    const std::vector<float> some = harness.step({{.tokens = tokens}}, selected);
+    for (size_t i = 0; i < selected.size(); ++i) {
+      EXPECT_TRUE(same_bits(rows(some, static_cast<int64_t>(i), static_cast<int64_t>(i) + 1),
+                            rows(all, selected[i], selected[i] + 1)))
+          << name << " row " << selected[i];
+    }
+    EXPECT_TRUE(harness.step({{.tokens = tokens}}, {}).empty());  // a chunk in the middle of a prompt
+  }
+}
+
+TEST(BamModel, SequencesInOneStepDoNotSeeEachOther) {
+  for (const char* name : {"bam_outside_ssmax", "rope_local_24_ssmax", "sinusoidal", "alibi"}) {
+    const TestCheckpoint checkpoint(find_variant(name).spec);
+    const std::vector<int32_t> a = random_tokens(150, kVocab, 1), b = random_tokens(150, kVocab, 2),
+                               c = random_tokens(150, kVocab, 3);
+    ModelHarness alone(checkpoint);
+    const std::vector<float> expected_a = alone.logits(a, 150), expected_b = alone.logits(b, 150),
+                             expected_c = alone.logits(c, 150);
+
+    ModelHarness together(checkpoint, {.num_sequences = 3});
+    const auto piece = [](int sequence, const std::vector<int32_t>& tokens, int64_t begin, int64_t end) {
+      return ModelHarness::Piece{sequence, {tokens.begin() + begin, tokens.begin() + end}, begin};
+    };
+    together.step({piece(0, a, 0, 100), piece(1, b, 0, 1)});
+    // One decoding, one in the middle of its prompt, one beginning.
+    const std::vector<float> logits = together.step({piece(0, a, 100, 101), piece(1, b, 1, 91), piece(2, c, 0, 65)});
+    EXPECT_TRUE(same_bits(rows(logits, 0, 1), rows(expected_a, 100, 101))) << name;
+    EXPECT_TRUE(same_bits(rows(logits, 1, 91), rows(expected_b, 1, 91))) << name;
+    EXPECT_TRUE(same_bits(rows(logits, 91, 156), rows(expected_c, 0, 65))) << name;
+  }
+}
+
+TEST(BamModel, RecycledPagesLeaveNoTrace) {
+  for (const DType kv_dtype : {DType::kF32, DType::kI4}) {
+    const TestCheckpoint checkpoint(find_variant("bam_outside_ssmax").spec);
+    const std::vector<int32_t> tokens = random_tokens(190, kVocab);
+    const std::vector<float> expected = ModelHarness(checkpoint, {.kv_dtype = kv_dtype}).logits(tokens, 190);
+    ModelHarness used(checkpoint, {.kv_dtype = kv_dtype});
+    used.logits(random_tokens(300, kVocab, 99), 300);
+    EXPECT_TRUE(same_bits(used.logits(tokens, 31), expected)) << dtype_name(kv_dtype);
+  }
+}
+
+TEST(BamModel, PagesOutOfReachAreNeverRead) {
+  // Steep priors and a window: pages fall out of reach while the sequence grows.
+  testing::CheckpointSpec local = find_variant("bam_outside_ssmax").spec;
+  local.prior = {{.alpha = 1, .beta = 1.3, .theta_mu = 0},
+                 {.alpha = 2, .beta = 1.1, .theta_mu = 0.5},
+                 {.alpha = 1.5, .beta = 1.2, .theta_mu = -0.5},
+                 {.alpha = 1, .beta = 1.5, .theta_mu = 0}};
+  for (const testing::CheckpointSpec& spec : {local, find_variant("rope_local_24_ssmax").spec}) {
+    const TestCheckpoint checkpoint(spec);
+    const std::vector<int32_t> tokens = prompt();
+    const std::vector<float> expected = ModelHarness(checkpoint).logits(tokens, kPromptTokens);
+    ModelHarness harness(checkpoint);
+    std::vector<float> logits;
+    int64_t num_dropped = 0;
+    for (int64_t i = 0; i < kPromptTokens; ++i) {
+      num_dropped += harness.drop_unreachable_pages(i);
+      const std::vector<float> row = harness.step({{.tokens = {tokens[i]}, .start_pos = i}});
+      logits.insert(logits.end(), row.begin(), row.end());
+    }
+    EXPECT_TRUE(same_bits(logits, expected));
+    EXPECT_GT(num_dropped, 0);
+  }
+}
+
+// Not a check: the table of the README and of issue reports.
+//   build/tests/bam_models_tests --gtest_filter=BamModel.PrintsTableOfErrors
+TEST(BamModel, PrintsTableOfErrors) {
+  fmt::print("max |logit - float64 oracle| over {} tokens; KV columns against an oracle that rounds alike\n\n",
+             kPromptTokens);
+  fmt::print("| {:<36} | {:>8} | {:>2} | {:>8} | {:>8} | {:>8} | {:>8} | {:>8} | {:>8} | {:>8} |\n", "variant",
+             "head_dim", "kv", "prefill", "chunks 7", "decode", "dense", "bf16 w", "f16 KV", "int8 KV");
+  fmt::print("|{:-<38}|{:-<10}|{:-<4}|{:-<10}|{:-<10}|{:-<10}|{:-<10}|{:-<10}|{:-<10}|{:-<10}|\n", "", "", "", "", "",
+             "", "", "", "", "");
+  std::vector<Variant> variants = all_variants();
+  for (Variant& variant : extreme_variants()) {
+    variant.name = "extreme: " + variant.name;
+    variants.push_back(std::move(variant));
+  }
+  for (const Variant& variant : variants) {
+    const TestCheckpoint checkpoint(variant.spec);
+    const std::vector<int32_t> tokens = prompt();
+    Oracle oracle(checkpoint.config(), checkpoint.weights());
+    const std::vector<double> expected = oracle.logits(tokens);
+    const RoundedWeights rounded(checkpoint.weights(), DType::kBF16);
+    ModelHarness harness(checkpoint);
+    const double prefill = max_difference(harness.logits(tokens, kPromptTokens), expected);
+    const double chunked = max_difference(harness.logits(tokens, 7), expected);
+    const double decode = max_difference(harness.logits(tokens, 1), expected);
+    const double dense = max_difference(
+        ModelHarness(checkpoint, {.attention = {.certified = false}}).logits(tokens, kPromptTokens), expected);
+    const double bf16 =
+        max_difference(ModelHarness(checkpoint, {.weight_dtype = DType::kBF16}).logits(tokens, kPromptTokens),
+                       Oracle(checkpoint.config(), rounded.weights()).logits(tokens));
+    const auto with_kv = [&](DType kv_dtype) {
+      oracle.set_kv_rounding(kv_rounding(kv_dtype));
+      return max_difference(ModelHarness(checkpoint, {.kv_dtype = kv_dtype}).logits(tokens, kPromptTokens),
+                            oracle.logits(tokens));
+    };
+    const double f16_kv = with_kv(DType::kF16), int8_kv = with_kv(DType::kI8);
+    fmt::print("| {:<36} | {:>8} | {:>2} | {:8.1e} | {:8.1e} | {:8.1e} | {:8.1e} | {:8.1e} | {:8.1e} | {:8.1e} |\n",
+               variant.name, checkpoint.config().head_dim, checkpoint.config().num_kv_heads, prefill, chunked, decode,
+               dense, bf16, f16_kv, int8_kv);
+    EXPECT_LE(std::max({prefill, chunked, decode, dense, bf16}), kTolerance) << variant.name;
+  }
+}
+
+}  // namespace
+}  // namespace bam::reference
