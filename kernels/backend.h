@@ -95,6 +95,7 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual std::string description() const = 0;
+  virtual int num_threads() const = 0;  // host threads it computes with
   virtual size_t operand_bytes() const = 0;
   // Bytes that a KV cache could take now without hurting the machine.
   virtual size_t free_memory_bytes() const = 0;

@@ -23,11 +23,12 @@ struct ModelConfig {
   int64_t vocab_size = 0;
   float rms_norm_eps = 1e-5f;
   bool tie_word_embeddings = false;
-  int64_t max_position_embeddings = 0;  // the training length; no serving limit for bam
+  int64_t max_position_embeddings = 0;  // the training length, 0: not stated; no serving limit for bam
 
   PositionEncoding position_encoding = PositionEncoding::kBam;
   bool ssmax = false;
   bool ssmax_prior = true;  // SSMax scales the prior too: (z + B) * c_i
+  // Where config.json does not say: kScaleOutside with SSMax, kScaleInside without, as the authors' two models do.
   PriorForm prior_form = PriorForm::kScaleOutside;
   PriorScope prior_scope = PriorScope::kLayer;
   double prior_eps = 1e-5;

@@ -17,9 +17,11 @@ class Tokenizer {
   ~Tokenizer();
 
   // add_special: put BOS/EOS as tokenizer_config.json asks. parse_special: control pieces written in the text
-  // (for rendered chat templates) become their ids; plain prompts treat them as text.
+  // (for rendered chat templates) become their ids; plain prompts treat them as text. sentencepiece's extra leading
+  // space is put at the start of the text only, never after a special piece. Invalid UTF-8 is read as U+FFFD.
   std::vector<int32_t> encode(std::string_view text, bool add_special, bool parse_special = false) const;
-  // The whole sequence as text; control tokens are dropped unless asked for. Invalid UTF-8 becomes U+FFFD.
+  // The whole sequence as text; control tokens are dropped unless asked for. Invalid UTF-8 becomes U+FFFD, ids that do
+  // not exist become nothing.
   std::string decode(const std::vector<int32_t>& ids, bool skip_special = true) const;
 
   int32_t vocab_size() const;
@@ -29,11 +31,11 @@ class Tokenizer {
   bool is_special(int32_t id) const;
   // The bytes this token contributes in the middle of a text ("▁the" -> " the", byte pieces -> one byte).
   const std::string& token_bytes(int32_t id) const;
-  std::string piece(int32_t id) const;            // sentencepiece's own spelling
-  const std::string& chat_template() const;       // empty: none
-  std::string bos_token() const;                  // spelled as in the vocabulary, for chat templates
+  std::string piece(int32_t id) const;       // sentencepiece's own spelling
+  const std::string& chat_template() const;  // empty: none
+  std::string bos_token() const;             // spelled as in the vocabulary, for chat templates
   std::string eos_token() const;
-  uint64_t fingerprint() const;                   // of tokenizer.model's bytes
+  uint64_t fingerprint() const;  // of tokenizer.model's bytes
 
  private:
   friend class StreamDetokenizer;

@@ -48,6 +48,7 @@ class CpuBackend final : public Backend {
   ~CpuBackend() override;
 
   std::string description() const override;
+  int num_threads() const override { return pool_.num_threads(); }
   size_t operand_bytes() const override { return sizeof(float); }
   size_t free_memory_bytes() const override { return available_memory_bytes(); }
   std::unique_ptr<DeviceBuffer> allocate(size_t bytes) override;

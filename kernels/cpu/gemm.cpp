@@ -111,36 +111,29 @@ HWY_NOINLINE void OneTile(const float* x, int64_t ldx, int64_t depth,
   }
 }
 
-// `rows` < kTileRows left over: the largest tile that fits, then the rest.
-template <typename Loader, int kRows>
-void RemainingRows(int64_t rows, const float* x, int64_t ldx, int64_t depth,
-                   const typename Loader::Element* panel, float* y, int64_t ldy,
-                   bool accumulate) {
-  if constexpr (kRows > 0) {
-    if (rows >= kRows) {
-      OneTile<Loader, kRows>(x, ldx, depth, panel, y, ldy, accumulate);
-      rows -= kRows;
-      x += kRows * ldx;
-      y += kRows * ldy;
-    }
-    if (rows > 0) {
-      RemainingRows<Loader, (kRows > 4 ? kRows / 2 : kRows - 1)>(rows, x, ldx, depth, panel, y, ldy,
-                                                                 accumulate);
-    }
-  }
+// OneTile for a number of rows known at run time only.
+template <typename Loader, int kRows = kTileRows>
+HWY_INLINE void AnyTile(int64_t rows, const float* x, int64_t ldx, int64_t depth,
+                        const typename Loader::Element* panel, float* y, int64_t ldy, bool accumulate) {
+  if (rows == kRows) return OneTile<Loader, kRows>(x, ldx, depth, panel, y, ldy, accumulate);
+  if constexpr (kRows > 1) AnyTile<Loader, kRows - 1>(rows, x, ldx, depth, panel, y, ldy, accumulate);
+}
+
+// Row count of the tile that starts at row r when `rows` are cut into as few, equally high tiles as possible: a low last
+// tile would have too few accumulators to hide the latency of an addition.
+HWY_INLINE int64_t TileHeight(int64_t rows, int64_t r) {
+  const int64_t tiles = (rows - r + kTileRows - 1) / kTileRows;
+  return (rows - r + tiles - 1) / tiles;
 }
 
 // All rows against one panel slice; y points at the panel's first column and has room for 32 columns per row.
 template <typename Loader>
 void PanelRows(const float* x, int64_t ldx, int64_t rows, const typename Loader::Element* panel,
                int64_t depth, float* y, int64_t ldy, bool accumulate) {
-  int64_t r = 0;
-  for (; r + kTileRows <= rows; r += kTileRows) {
-    OneTile<Loader, kTileRows>(x + r * ldx, ldx, depth, panel, y + r * ldy, ldy, accumulate);
-  }
-  if (r < rows) {
-    RemainingRows<Loader, kTileRows / 2>(rows - r, x + r * ldx, ldx, depth, panel, y + r * ldy, ldy,
-                                         accumulate);
+  for (int64_t r = 0; r < rows;) {
+    const int64_t height = TileHeight(rows, r);
+    AnyTile<Loader>(height, x + r * ldx, ldx, depth, panel, y + r * ldy, ldy, accumulate);
+    r += height;
   }
 }
 
@@ -347,22 +340,19 @@ HWY_NOINLINE void Int8Tile(const Int8GemmArgs& a, int64_t panel_index, int64_t r
   }
 }
 
-template <int kRows>
-void Int8Remaining(const Int8GemmArgs& a, int64_t panel_index, int64_t row) {
-  if constexpr (kRows > 0) {
-    if (a.rows - row >= kRows) {
-      Int8Tile<kRows>(a, panel_index, row);
-      row += kRows;
-    }
-    if (row < a.rows) Int8Remaining<(kRows > 4 ? kRows / 2 : kRows - 1)>(a, panel_index, row);
-  }
+template <int kRows = kTileRows>
+HWY_INLINE void Int8AnyTile(int64_t rows, const Int8GemmArgs& a, int64_t panel_index, int64_t row) {
+  if (rows == kRows) return Int8Tile<kRows>(a, panel_index, row);
+  if constexpr (kRows > 1) Int8AnyTile<kRows - 1>(rows, a, panel_index, row);
 }
 
 void GemmInt8(const Int8GemmArgs& a) {
   for (int64_t p = a.first_panel; p < a.last_panel; ++p) {
-    int64_t r = 0;
-    for (; r + kTileRows <= a.rows; r += kTileRows) Int8Tile<kTileRows>(a, p, r);
-    if (r < a.rows) Int8Remaining<kTileRows / 2>(a, p, r);
+    for (int64_t r = 0; r < a.rows;) {
+      const int64_t height = TileHeight(a.rows, r);
+      Int8AnyTile(height, a, p, r);
+      r += height;
+    }
   }
 }
 

@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -270,45 +271,95 @@ TEST(BamModel, PagesOutOfReachAreNeverRead) {
   }
 }
 
-// Not a check: the table of the README and of issue reports.
-//   build/tests/bam_models_tests --gtest_filter=BamModel.PrintsTableOfErrors
+TEST(BamModel, TiedEmbeddingsAreTheOutputHead) {
+  const TestCheckpoint checkpoint(find_variant("bam_outside_ssmax_tied").spec);
+  EXPECT_EQ(checkpoint.weights().output.to_f32(), checkpoint.weights().tok_embeddings.to_f32());
+}
+
+class BamModelLongPrompt : public ::testing::TestWithParam<const char*> {};
+
+// Long enough for tiles to be left out, with bounds of single tiles and of whole groups of them.
+TEST_P(BamModelLongPrompt, LeavesTilesOutAndAgreesWithTheOracle) {
+  constexpr int64_t kTokens = 2100;
+  const TestCheckpoint checkpoint(find_variant(GetParam()).spec);
+  const std::vector<int32_t> tokens = random_tokens(kTokens, kVocab);
+  const std::vector<double> expected = Oracle(checkpoint.config(), checkpoint.weights()).logits(tokens);
+  ModelHarness harness(checkpoint, {.max_tokens = kTokens});
+  const std::vector<float> whole = harness.logits(tokens, kTokens);
+  EXPECT_LE(max_difference(whole, expected), kTolerance);
+  uint64_t skipped = 0;
+  for (const AttentionCounters& counters : harness.model().counters()) skipped += counters.skipped;
+  EXPECT_GT(skipped, 0u);
+  EXPECT_TRUE(same_bits(harness.logits(tokens, 333), whole));
+  // Prefill all but the last tokens, then decode them.
+  constexpr int64_t kPrompt = 2040;
+  harness.logits({tokens.begin(), tokens.begin() + kPrompt}, 512);
+  for (int64_t i = kPrompt; i < kTokens; ++i) {
+    ASSERT_TRUE(same_bits(harness.step({{.tokens = {tokens[i]}, .start_pos = i}}), rows(whole, i, i + 1))) << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Some, BamModelLongPrompt,
+                         ::testing::Values("bam_outside_ssmax", "bam_inside_global", "bam_outside_ssmax_shifted",
+                                           "alibi_ssmax", "rope_local_100_ssmax"),
+                         [](const auto& info) { return std::string(info.param); });
+
+// One row of the table: the largest error of each way to compute the same logits.
+std::vector<std::pair<std::string, double>> errors_of(const TestCheckpoint& checkpoint) {
+  const std::vector<int32_t> tokens = prompt();
+  Oracle oracle(checkpoint.config(), checkpoint.weights());
+  const std::vector<double> expected = oracle.logits(tokens);
+  const auto whole = [&](const HarnessOptions& options) {
+    return ModelHarness(checkpoint, options).logits(tokens, kPromptTokens);
+  };
+  std::vector<std::pair<std::string, double>> errors;
+  ModelHarness harness(checkpoint);
+  errors.emplace_back("prefill", max_difference(harness.logits(tokens, kPromptTokens), expected));
+  errors.emplace_back("by 7", max_difference(harness.logits(tokens, 7), expected));
+  errors.emplace_back("decode", max_difference(harness.logits(tokens, 1), expected));
+  errors.emplace_back("dense", max_difference(whole({.attention = {.certified = false}}), expected));
+  const RoundedWeights rounded(checkpoint.weights(), DType::kBF16);
+  errors.emplace_back("bf16", max_difference(whole({.weight_dtype = DType::kBF16}),
+                                             Oracle(checkpoint.config(), rounded.weights()).logits(tokens)));
+  for (const DType kv_dtype : {DType::kF16, DType::kI8, DType::kI4}) {
+    oracle.set_kv_rounding(kv_rounding(kv_dtype));
+    errors.emplace_back(fmt::format("KV {}", dtype_name(kv_dtype)),
+                        max_difference(whole({.kv_dtype = kv_dtype}), oracle.logits(tokens)));
+  }
+  return errors;
+}
+
+// Markdown, for documents and reports:
+//   build/bam_models_tests --gtest_filter=BamModel.PrintsTableOfErrors
 TEST(BamModel, PrintsTableOfErrors) {
-  fmt::print("max |logit - float64 oracle| over {} tokens; KV columns against an oracle that rounds alike\n\n",
-             kPromptTokens);
-  fmt::print("| {:<36} | {:>8} | {:>2} | {:>8} | {:>8} | {:>8} | {:>8} | {:>8} | {:>8} | {:>8} |\n", "variant",
-             "head_dim", "kv", "prefill", "chunks 7", "decode", "dense", "bf16 w", "f16 KV", "int8 KV");
-  fmt::print("|{:-<38}|{:-<10}|{:-<4}|{:-<10}|{:-<10}|{:-<10}|{:-<10}|{:-<10}|{:-<10}|{:-<10}|\n", "", "", "", "", "",
-             "", "", "", "", "");
+  fmt::print(
+      "max |logit - float64 oracle| over {} tokens. bf16 and KV columns: the oracle rounds weights, keys and values "
+      "alike; what remains there are values that fell to the other side of a rounding boundary.\n\n",
+      kPromptTokens);
   std::vector<Variant> variants = all_variants();
   for (Variant& variant : extreme_variants()) {
-    variant.name = "extreme: " + variant.name;
+    variant.name = "extreme_" + variant.name;
     variants.push_back(std::move(variant));
   }
+  bool has_header = false;
   for (const Variant& variant : variants) {
     const TestCheckpoint checkpoint(variant.spec);
-    const std::vector<int32_t> tokens = prompt();
-    Oracle oracle(checkpoint.config(), checkpoint.weights());
-    const std::vector<double> expected = oracle.logits(tokens);
-    const RoundedWeights rounded(checkpoint.weights(), DType::kBF16);
-    ModelHarness harness(checkpoint);
-    const double prefill = max_difference(harness.logits(tokens, kPromptTokens), expected);
-    const double chunked = max_difference(harness.logits(tokens, 7), expected);
-    const double decode = max_difference(harness.logits(tokens, 1), expected);
-    const double dense = max_difference(
-        ModelHarness(checkpoint, {.attention = {.certified = false}}).logits(tokens, kPromptTokens), expected);
-    const double bf16 =
-        max_difference(ModelHarness(checkpoint, {.weight_dtype = DType::kBF16}).logits(tokens, kPromptTokens),
-                       Oracle(checkpoint.config(), rounded.weights()).logits(tokens));
-    const auto with_kv = [&](DType kv_dtype) {
-      oracle.set_kv_rounding(kv_rounding(kv_dtype));
-      return max_difference(ModelHarness(checkpoint, {.kv_dtype = kv_dtype}).logits(tokens, kPromptTokens),
-                            oracle.logits(tokens));
-    };
-    const double f16_kv = with_kv(DType::kF16), int8_kv = with_kv(DType::kI8);
-    fmt::print("| {:<36} | {:>8} | {:>2} | {:8.1e} | {:8.1e} | {:8.1e} | {:8.1e} | {:8.1e} | {:8.1e} | {:8.1e} |\n",
-               variant.name, checkpoint.config().head_dim, checkpoint.config().num_kv_heads, prefill, chunked, decode,
-               dense, bf16, f16_kv, int8_kv);
-    EXPECT_LE(std::max({prefill, chunked, decode, dense, bf16}), kTolerance) << variant.name;
+    const auto errors = errors_of(checkpoint);
+    std::string names, line, values;
+    for (const auto& [name, error] : errors) {
+      names += fmt::format(" {:>8} |", name);
+      line += fmt::format("{:-<10}|", "");
+      values += fmt::format(" {:8.1e} |", error);
+      if (!name.starts_with("KV")) {
+        EXPECT_LE(error, kTolerance) << variant.name << " " << name;
+      }
+    }
+    if (!std::exchange(has_header, true)) {
+      fmt::print("| {:<38} | head_dim | heads |{}\n|{:-<40}|----------|-------|{}\n", "variant", names, "", line);
+    }
+    const ModelConfig& config = checkpoint.config();
+    fmt::print("| {:<38} | {:>8} | {:>5} |{}\n", variant.name, config.head_dim,
+               fmt::format("{}/{}", config.num_heads, config.num_kv_heads), values);
   }
 }
 

@@ -1,0 +1,147 @@
+// Prefill and decode of one checkpoint, kernels only (no engine, no HTTP), beside the machine's own limits.
+//   build/bench_model --model DIR --prefill 512,4096 --decode 0,4096 --streams 1,16,64
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "bench/support/machine.h"
+#include "bench/support/runner.h"
+
+namespace bam::bench {
+namespace {
+
+struct Settings {
+  RunnerOptions runner;
+  std::string weight_dtype = "f32", kv_dtype = "f16", attention = "certified", out;
+  std::vector<int64_t> prefill = {512, 4096}, decode = {0, 4096}, streams = {1};
+  int repeats = 5;
+};
+
+// Linear-layer FLOP of one row and bytes of weights that a decode step reads.
+struct Work {
+  double flop_per_row, weight_bytes;
+};
+Work linear_work(const BamModel& model) {
+  const ModelConfig& c = model.config();
+  const double head = static_cast<double>(c.vocab_size * c.hidden_size);
+  const double layers = static_cast<double>(c.num_parameters_without_embedding()) - (c.tie_word_embeddings ? 0 : head);
+  return {2 * layers, static_cast<double>(model.weight_bytes())};
+}
+
+double visited_share(const BamModel& model, const std::vector<AttentionCounters>& before) {
+  double visited = 0, all = 0;
+  for (size_t i = 0; i < before.size(); ++i) {
+    const double v = static_cast<double>(model.counters()[i].visited - before[i].visited);
+    visited += v;
+    all += v + static_cast<double>(model.counters()[i].skipped - before[i].skipped);
+  }
+  return all > 0 ? visited / all : 0;
+}
+
+void run_prefill(const Settings& s, const MachinePeak& peak, nlohmann::json& results) {
+  for (const int64_t length : s.prefill) {
+    Runner runner(s.runner, length);
+    const auto tokens = random_tokens(length, runner.model().config().vocab_size, 1);
+    const int repeats = length > 40000 ? 1 : s.repeats;
+    std::vector<double> times;
+    double share = 0;
+    if (length <= 4096) runner.prefill(tokens);  // warm up
+    for (int i = 0; i < repeats; ++i) {
+      const auto before = runner.model().counters();
+      const double start = now_seconds();
+      runner.prefill(tokens);
+      times.push_back(now_seconds() - start);
+      share = visited_share(runner.model(), before);
+    }
+    const double seconds = median(times);
+    const double rate = static_cast<double>(length) / seconds;
+    const double gflops = rate * linear_work(runner.model()).flop_per_row / 1e9;
+    std::printf("prefill %8ld  %9.1f tok/s  %8.3f s  linear %6.1f GFLOP/s (%3.0f %% of FMA peak)  tiles visited %5.1f %%\n",
+                static_cast<long>(length), rate, seconds, gflops, 100 * gflops / peak.fma_gflops, 100 * share);
+    std::fflush(stdout);
+    results.push_back({{"what", "prefill"}, {"tokens", length}, {"seconds", seconds}, {"tokens_per_s", rate},
+                       {"linear_gflops", gflops}, {"visited_share", share}});
+  }
+}
+
+void run_decode(const Settings& s, const MachinePeak& peak, nlohmann::json& results) {
+  for (const int64_t depth : s.decode) {
+    for (const int64_t streams : s.streams) {
+      const int64_t steps = 16;
+      Runner runner(s.runner, depth + steps * (s.repeats + 1) + 1, streams);
+      const int64_t vocab = runner.model().config().vocab_size;
+      for (int64_t i = 0; depth > 0 && i < streams; ++i) {
+        runner.prefill(random_tokens(depth, vocab, static_cast<uint64_t>(i)), 0, i);
+      }
+      std::vector<int64_t> positions(static_cast<size_t>(streams), depth);
+      std::vector<int32_t> tokens = random_tokens(streams, vocab, 7);
+      std::vector<double> times;
+      for (int r = 0; r < s.repeats + 1; ++r) {
+        const double start = now_seconds();
+        for (int64_t i = 0; i < steps; ++i) {
+          runner.decode(tokens, positions);
+          for (auto& position : positions) ++position;
+        }
+        if (r > 0) times.push_back((now_seconds() - start) / static_cast<double>(steps));
+      }
+      const double step = median(times);
+      const double rate = static_cast<double>(streams) / step;
+      const double gbs = linear_work(runner.model()).weight_bytes / step / 1e9;
+      std::printf("decode  %8ld  %4ld streams  %9.1f tok/s  %8.3f ms/step  weights %5.1f GB/s (%3.0f %% of DRAM read)\n",
+                  static_cast<long>(depth), static_cast<long>(streams), rate, step * 1e3, gbs, 100 * gbs / peak.read_gbs);
+      std::fflush(stdout);
+      results.push_back({{"what", "decode"}, {"depth", depth}, {"streams", streams}, {"step_s", step},
+                         {"tokens_per_s", rate}, {"weight_gbs", gbs}});
+    }
+  }
+}
+
+int run(int argc, char** argv) {
+  Settings s;
+  CLI::App app("Prefill and decode speed of one checkpoint beside the machine's limits");
+  app.add_option("--model", s.runner.model, "checkpoint folder")->required();
+  app.add_option("--dtype", s.weight_dtype, "weights: f32, bf16, f16, int8");
+  app.add_option("--kv-dtype", s.kv_dtype, "f32, f16, int8, int4");
+  app.add_option("--attention", s.attention, "certified or dense")->check(CLI::IsMember({"certified", "dense"}));
+  app.add_option("--isa", s.runner.isa, "auto, portable, avx2, avx512, avx512vnni");
+  app.add_option("--threads", s.runner.threads, "0: all cores");
+  app.add_option("--chunk", s.runner.chunk, "rows of one prefill step");
+  app.add_option("--prefill", s.prefill, "prompt lengths")->delimiter(',');
+  app.add_option("--decode", s.decode, "context depths")->delimiter(',');
+  app.add_option("--streams", s.streams, "parallel sequences while decoding")->delimiter(',');
+  app.add_option("--repeats", s.repeats, "runs of which the median is taken");
+  app.add_option("--out", s.out, "JSON file");
+  CLI11_PARSE(app, argc, argv);
+  s.runner.weight_dtype = parse_dtype(s.weight_dtype);
+  s.runner.kv_dtype = parse_dtype(s.kv_dtype);
+  s.runner.certified = s.attention == "certified";
+  const MachinePeak peak = measure_peak(make_cpu_backend({s.runner.threads, s.runner.isa})->num_threads());
+  std::printf("%s, %d threads: FMA %.0f GFLOP/s, VNNI %.0f GOP/s, DRAM read %.1f GB/s\n", cpu_name().c_str(), peak.threads,
+              peak.fma_gflops, peak.int8_gops, peak.read_gbs);
+  std::printf("%s  weights %s, KV %s, %s\n", s.runner.model.c_str(), s.weight_dtype.c_str(), s.kv_dtype.c_str(), s.attention.c_str());
+  nlohmann::json results = nlohmann::json::array();
+  if (!s.prefill.empty() && s.prefill.front() > 0) run_prefill(s, peak, results);
+  run_decode(s, peak, results);
+  if (!s.out.empty()) {
+    std::ofstream(s.out) << nlohmann::json{{"cpu", cpu_name()}, {"threads", peak.threads}, {"fma_gflops", peak.fma_gflops},
+                                           {"int8_gops", peak.int8_gops}, {"read_gbs", peak.read_gbs},
+                                           {"dtype", s.weight_dtype}, {"kv_dtype", s.kv_dtype},
+                                           {"attention", s.attention}, {"results", results}}.dump(1)
+                         << "\n";
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace bam::bench
+
+int main(int argc, char** argv) {
+  try {
+    return bam::bench::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "bench_model: %s\n", error.what());
+    return 1;
+  }
+}

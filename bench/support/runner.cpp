@@ -1,0 +1,88 @@
+#include "bench/support/runner.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <random>
+
+#include "base/error.h"
+
+namespace bam::bench {
+
+Runner::Runner(const RunnerOptions& options, int64_t max_tokens, int64_t sequences) : options_(options) {
+  const ModelConfig config = load_model_config(options.model);
+  backend_ = make_cpu_backend({.num_threads = options.threads, .isa = options.isa});
+  ModelOptions model_options;
+  model_options.weight_dtype = options.weight_dtype;
+  model_options.max_rows = std::max(options.chunk, sequences);
+  model_options.max_logit_rows = std::max<int64_t>(1, sequences);
+  model_options.attention.certified = options.certified;
+  model_ = std::make_unique<BamModel>(*backend_, config, load_weights(options.model, config), model_options);
+  kv_.layout = make_kv_layout(options.kv_dtype, static_cast<int>(config.head_dim), kTileKeys);
+  stride_ = (max_tokens + kTileKeys - 1) / kTileKeys;
+  kv_.num_pages = stride_ * model_->num_groups() * sequences;
+  memory_ = backend_->allocate(static_cast<size_t>(kv_.num_pages) * kv_.layout.page_bytes());
+  kv_.base = static_cast<std::byte*>(memory_->data());
+  tables_.resize(static_cast<size_t>(kv_.num_pages));
+  std::iota(tables_.begin(), tables_.end(), 0);
+  logits_.resize(static_cast<size_t>(sequences * config.vocab_size));
+}
+
+const std::vector<float>& Runner::prefill(const std::vector<int32_t>& tokens, int64_t start, int64_t sequence) {
+  const auto count = static_cast<int64_t>(tokens.size());
+  const int32_t* table = tables_.data() + sequence * stride_ * model_->num_groups();
+  for (int64_t begin = 0; begin < count; begin += options_.chunk) {
+    const int64_t rows = std::min(options_.chunk, count - begin);
+    const SequenceRows seq{table, stride_, 0, rows, start + begin};
+    const auto last = static_cast<int32_t>(rows - 1);
+    const bool wanted = begin + rows == count;
+    model_->forward({std::span(tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(rows)), {&seq, 1},
+                     std::span(&last, wanted ? 1 : 0)},
+                    kv_, std::span(logits_).first(wanted ? static_cast<size_t>(model_->config().vocab_size) : 0));
+  }
+  return logits_;
+}
+
+const std::vector<float>& Runner::decode(const std::vector<int32_t>& tokens, const std::vector<int64_t>& positions) {
+  std::vector<SequenceRows> rows;
+  std::vector<int32_t> wanted;
+  for (size_t s = 0; s < tokens.size(); ++s) {
+    rows.push_back({tables_.data() + static_cast<int64_t>(s) * stride_ * model_->num_groups(), stride_,
+                    static_cast<int64_t>(s), 1, positions[s]});
+    wanted.push_back(static_cast<int32_t>(s));
+  }
+  model_->forward({tokens, rows, wanted}, kv_,
+                  std::span(logits_).first(tokens.size() * static_cast<size_t>(model_->config().vocab_size)));
+  return logits_;
+}
+
+int32_t Runner::argmax(int64_t row) const {
+  const auto vocab = model_->config().vocab_size;
+  const auto begin = logits_.begin() + row * vocab;
+  return static_cast<int32_t>(std::max_element(begin, begin + vocab) - begin);
+}
+
+DType parse_dtype(const std::string& name) {
+  for (DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kI8, DType::kI4}) {
+    if (name == dtype_name(dtype)) return dtype;
+  }
+  throw UsageError("'{}' is not one of f32, f16, bf16, int8, int4", name);
+}
+
+std::vector<int32_t> random_tokens(int64_t count, int64_t vocab, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<int32_t> tokens(static_cast<size_t>(count));
+  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % static_cast<uint64_t>(vocab));
+  return tokens;
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace bam::bench

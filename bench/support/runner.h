@@ -1,0 +1,51 @@
+// A model with its own pages, driven without an engine: what the kernels alone can do.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "models/bam.h"
+
+namespace bam::bench {
+
+struct RunnerOptions {
+  std::string model;
+  DType weight_dtype = DType::kF32;
+  DType kv_dtype = DType::kF16;
+  bool certified = true;
+  int threads = 0;
+  int64_t chunk = 512;
+  std::string isa = "auto";
+};
+
+class Runner {
+ public:
+  Runner(const RunnerOptions& options, int64_t max_tokens, int64_t sequences = 1);
+
+  BamModel& model() { return *model_; }
+  Backend& backend() { return *backend_; }
+  // Reads tokens of sequence `s` from position `start` on in chunks; returns the last row's logits.
+  const std::vector<float>& prefill(const std::vector<int32_t>& tokens, int64_t start = 0, int64_t sequence = 0);
+  // One token for each sequence at its position; logits [sequences, vocab].
+  const std::vector<float>& decode(const std::vector<int32_t>& tokens, const std::vector<int64_t>& positions);
+  int32_t argmax(int64_t row = 0) const;
+
+ private:
+  RunnerOptions options_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<BamModel> model_;
+  std::unique_ptr<DeviceBuffer> memory_;
+  KvCacheView kv_;
+  int64_t stride_ = 0;
+  std::vector<int32_t> tables_;  // [sequences][groups][stride]
+  std::vector<float> logits_;
+};
+
+DType parse_dtype(const std::string& name);
+std::vector<int32_t> random_tokens(int64_t count, int64_t vocab, uint64_t seed);
+double median(std::vector<double> values);
+double now_seconds();
+
+}  // namespace bam::bench

@@ -1,0 +1,216 @@
+// Paged attention at lengths where certified skipping, super-tiles and segments matter (20,000 keys and more): against
+// double arithmetic, against dense, and against itself in other cuts, thread counts and instruction sets.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "base/error.h"
+#include "kernels/backend.h"
+
+namespace bam {
+namespace {
+
+constexpr int kHeads = 4, kKvHeads = 2, kDim = 32;
+constexpr int64_t kWidth = (kHeads + 2 * kKvHeads) * kDim;
+
+AttentionSpec make_spec(bool ssmax) {
+  AttentionSpec spec;
+  spec.num_heads = kHeads;
+  spec.num_kv_heads = kKvHeads;
+  spec.head_dim = kDim;
+  spec.ssmax = ssmax;
+  spec.seq_scale = {0.4f, 0.6f, 0.5f, 0.3f};
+  // Local, heavy tail, flat, retrieval.
+  spec.prior = {{0.5, 0.9, 0}, {-0.5, 0.3, 0}, {0.1, 0.0, 0}, {0.2, -0.3, 0}};
+  return spec;
+}
+
+// Rows of q | k | v; keys drift slowly so that boxes of neighbouring keys are tight, one key far back stands out.
+std::vector<float> make_qkv(int64_t n, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> qkv(static_cast<size_t>(n * kWidth)), drift(kKvHeads * kDim);
+  for (int64_t i = 0; i < n; ++i) {
+    float* row = qkv.data() + i * kWidth;
+    for (int d = 0; d < kHeads * kDim; ++d) row[d] = normal(random);
+    for (int d = 0; d < kKvHeads * kDim; ++d) {
+      drift[static_cast<size_t>(d)] = 0.99f * drift[static_cast<size_t>(d)] + 0.05f * normal(random);
+      row[kHeads * kDim + d] = drift[static_cast<size_t>(d)] + 0.02f * normal(random) + (i == n / 3 ? 3.0f : 0.0f);
+      row[(kHeads + kKvHeads) * kDim + d] = normal(random);
+    }
+  }
+  return qkv;
+}
+
+struct Cache {
+  Cache(Backend& backend, int64_t n, DType dtype, int page_size = 64) {
+    view.layout = make_kv_layout(dtype, kDim, page_size);
+    stride = (n + page_size - 1) / page_size;
+    view.num_pages = stride * kKvHeads;
+    memory = backend.allocate(static_cast<size_t>(view.num_pages) * view.layout.page_bytes());
+    view.base = static_cast<std::byte*>(memory->data());
+    table.resize(static_cast<size_t>(view.num_pages));
+    std::iota(table.rbegin(), table.rend(), 0);  // any order of pages will do
+  }
+  SequenceRows rows(int64_t start, int64_t count) const { return {table.data(), stride, 0, count, start}; }
+  KvCacheView view;
+  int64_t stride;
+  std::vector<int32_t> table;
+  std::unique_ptr<DeviceBuffer> memory;
+};
+
+struct RunResult {
+  std::vector<float> out;  // [queries][heads * dim]
+  std::vector<AttentionCounters> counters;
+};
+
+// Writes all keys in chunks, then asks for the queries at positions [n - queries, n), `at_once` rows per call.
+RunResult run(const std::string& isa, int threads, const AttentionSpec& spec, const std::vector<float>& qkv, int64_t n,
+              int64_t queries, int64_t at_once, DType dtype, bool certified, float epsilon = 0x1p-20f, int page_size = 64) {
+  const auto backend = make_cpu_backend({.num_threads = threads, .isa = isa});
+  const auto layer = backend->make_attention(spec);
+  AttentionLayer* layers[] = {layer.get()};
+  backend->reserve_positions(layers, n);
+  Cache cache(*backend, n, dtype, page_size);
+  std::vector<float> rows = qkv;
+  for (int64_t begin = 0; begin < n; begin += 777) {
+    const int64_t count = std::min<int64_t>(777, n - begin);
+    const SequenceRows seq = cache.rows(begin, count);
+    backend->write_kv(*layer, cache.view, {&seq, 1}, rows.data() + begin * kWidth);
+  }
+  RunResult result;
+  result.out.resize(static_cast<size_t>(queries * kHeads * kDim));
+  result.counters.resize(kHeads);
+  for (int64_t q = 0; q < queries; q += at_once) {
+    const int64_t count = std::min(at_once, queries - q), start = n - queries + q;
+    const SequenceRows seq = cache.rows(start, count);
+    backend->attention(*layer, cache.view, {&seq, 1}, {}, rows.data() + start * kWidth,
+                       {.certified = certified, .epsilon = epsilon}, result.out.data() + q * kHeads * kDim, result.counters);
+  }
+  return result;
+}
+
+// The last query row in double, from the definition.
+std::vector<double> exact_row(const AttentionSpec& spec, const std::vector<float>& qkv, int64_t i, int head) {
+  const float* q = qkv.data() + i * kWidth + head * kDim;
+  const int kv = head / (kHeads / kKvHeads);
+  const double c = spec.ssmax ? spec.seq_scale[static_cast<size_t>(head)] * std::log(static_cast<double>(i + 1)) : 1.0;
+  const PriorParams& p = spec.prior[static_cast<size_t>(head)];
+  std::vector<double> logits;
+  for (int64_t j = 0; j <= i; ++j) {
+    const float* k = qkv.data() + j * kWidth + (kHeads + kv) * kDim;
+    double dot = 0;
+    for (int d = 0; d < kDim; ++d) dot += static_cast<double>(q[d]) * k[d];
+    const double prior = -std::exp(p.alpha) * std::pow(static_cast<double>(i - j) + 1e-5, p.beta);
+    logits.push_back((dot / std::sqrt(static_cast<double>(kDim)) + prior) * c);
+  }
+  double largest = logits[0], total = 0;
+  for (double l : logits) largest = std::max(largest, l);
+  std::vector<double> out(kDim);
+  for (int64_t j = 0; j <= i; ++j) {
+    const double w = std::exp(logits[static_cast<size_t>(j)] - largest);
+    total += w;
+    const float* v = qkv.data() + j * kWidth + (kHeads + kKvHeads + kv) * kDim;
+    for (int d = 0; d < kDim; ++d) out[static_cast<size_t>(d)] += w * v[d];
+  }
+  for (double& o : out) o /= total;
+  return out;
+}
+
+class LongAttention : public ::testing::TestWithParam<bool> {};
+
+TEST_P(LongAttention, CertifiedAndDenseAgreeWithDoubleArithmetic) {
+  const AttentionSpec spec = make_spec(GetParam());
+  const int64_t n = 20011;
+  const auto qkv = make_qkv(n, 11);
+  const auto dense = run("auto", 2, spec, qkv, n, 3, 3, DType::kF32, false);
+  const auto certified = run("auto", 2, spec, qkv, n, 3, 3, DType::kF32, true);
+  for (int h = 0; h < kHeads; ++h) {
+    const auto exact = exact_row(spec, qkv, n - 1, h);
+    for (int d = 0; d < kDim; ++d) {
+      const auto at = static_cast<size_t>((2 * kHeads + h) * kDim + d);
+      EXPECT_NEAR(dense.out[at], exact[static_cast<size_t>(d)], 2e-5) << "head " << h;
+      // At most epsilon of the mass is missing, values are below 6.
+      EXPECT_NEAR(certified.out[at], exact[static_cast<size_t>(d)], 2e-5 + 12 * 0x1p-20) << "head " << h;
+    }
+    EXPECT_EQ(dense.counters[static_cast<size_t>(h)].skipped, 0u);
+  }
+  EXPECT_LT(certified.counters[0].visited * 20, dense.counters[0].visited) << "a local head must read a small window";
+}
+
+TEST_P(LongAttention, LargerEpsilonNeverReadsMore) {
+  const AttentionSpec spec = make_spec(GetParam());
+  const int64_t n = 12000;
+  const auto qkv = make_qkv(n, 12);
+  uint64_t before = UINT64_MAX;
+  const auto dense = run("auto", 1, spec, qkv, n, 1, 1, DType::kF32, false);
+  for (const float epsilon : {0x1p-24f, 0x1p-12f, 0x1p-6f}) {
+    const auto result = run("auto", 1, spec, qkv, n, 1, 1, DType::kF32, true, epsilon);
+    uint64_t visited = 0;
+    for (const auto& head : result.counters) visited += head.visited;
+    EXPECT_LE(visited, before);
+    before = visited;
+    for (size_t i = 0; i < result.out.size(); ++i) {
+      EXPECT_NEAR(result.out[i], dense.out[i], 2e-5 + 12 * epsilon);
+    }
+  }
+}
+
+TEST_P(LongAttention, SameBitsInAnyCutThreadCountAndPageSize) {
+  const AttentionSpec spec = make_spec(GetParam());
+  const int64_t n = 40000, queries = 150;  // three segments; the queries span several tiles
+  const auto qkv = make_qkv(n, 13);
+  for (const DType dtype : {DType::kF16, DType::kI8}) {
+    for (const bool certified : {true, false}) {
+      const auto whole = run("auto", 1, spec, qkv, n, queries, queries, dtype, certified);
+      for (const auto& [threads, at_once, page] : {std::tuple{2, 1, 64}, {2, 37, 128}, {1, 1, 256}, {3, 150, 64}}) {
+        const auto other = run("auto", threads, spec, qkv, n, queries, at_once, dtype, certified, 0x1p-20f, page);
+        ASSERT_EQ(std::memcmp(whole.out.data(), other.out.data(), whole.out.size() * sizeof(float)), 0)
+            << dtype_name(dtype) << " certified " << certified << " threads " << threads << " rows " << at_once;
+        for (int h = 0; h < kHeads; ++h) {
+          EXPECT_EQ(whole.counters[static_cast<size_t>(h)].visited, other.counters[static_cast<size_t>(h)].visited);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(LongAttention, InstructionSetsAgree) {
+  const AttentionSpec spec = make_spec(GetParam());
+  const int64_t n = 6000;
+  const auto qkv = make_qkv(n, 14);
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kI8, DType::kI4}) {
+    const auto best = run("auto", 1, spec, qkv, n, 70, 70, dtype, true);
+    for (const char* isa : {"portable", "avx2", "avx512"}) {
+      try {
+        const auto other = run(isa, 1, spec, qkv, n, 70, 70, dtype, true);
+        for (size_t i = 0; i < best.out.size(); ++i) ASSERT_NEAR(best.out[i], other.out[i], 4e-5) << isa << " " << dtype_name(dtype);
+      } catch (const UsageError&) {
+        continue;  // this CPU lacks it
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(SSMax, LongAttention, ::testing::Bool(), [](const auto& info) { return info.param ? "on" : "off"; });
+
+TEST(Attention, QuantisedCachesStayClose) {
+  const AttentionSpec spec = make_spec(true);
+  const int64_t n = 3000;
+  const auto qkv = make_qkv(n, 15);
+  const auto exact = run("auto", 2, spec, qkv, n, 64, 64, DType::kF32, true);
+  for (const auto& [dtype, tolerance] : {std::pair{DType::kF16, 4e-3}, {DType::kI8, 6e-2}, {DType::kI4, 0.8}}) {
+    const auto other = run("auto", 2, spec, qkv, n, 64, 64, dtype, true);
+    double worst = 0;
+    for (size_t i = 0; i < exact.out.size(); ++i) worst = std::max(worst, std::fabs(static_cast<double>(exact.out[i]) - other.out[i]));
+    EXPECT_LT(worst, tolerance) << dtype_name(dtype);
+    EXPECT_GT(worst, 0) << dtype_name(dtype) << " cannot be exact";
+  }
+}
+
+}  // namespace
+}  // namespace bam

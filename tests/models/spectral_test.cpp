@@ -1,0 +1,109 @@
+#include "models/spectral.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+namespace bam {
+namespace {
+
+std::vector<float> random_floats(size_t count, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(count);
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
+// The largest |q.k|/sqrt(d) found by alternating maximisation over normalised inputs: a lower bound on the supremum.
+double attained(const std::vector<float>& wq, const std::vector<float>& wk, const std::vector<float>& norm, int64_t d,
+                int64_t hidden) {
+  std::vector<double> x(static_cast<size_t>(hidden)), y(static_cast<size_t>(hidden), 1.0);
+  const auto project = [&](const std::vector<float>& w, const std::vector<double>& in, std::vector<double>& out) {
+    out.assign(static_cast<size_t>(d), 0);
+    for (int64_t r = 0; r < d; ++r) {
+      for (int64_t c = 0; c < hidden; ++c) {
+        out[static_cast<size_t>(r)] += static_cast<double>(w[static_cast<size_t>(r * hidden + c)]) * norm[static_cast<size_t>(c)] * in[static_cast<size_t>(c)];
+      }
+    }
+  };
+  const auto best_input = [&](const std::vector<float>& w, const std::vector<double>& target, std::vector<double>& in) {
+    double length = 0;
+    for (int64_t c = 0; c < hidden; ++c) {
+      double sum = 0;
+      for (int64_t r = 0; r < d; ++r) sum += static_cast<double>(w[static_cast<size_t>(r * hidden + c)]) * target[static_cast<size_t>(r)];
+      in[static_cast<size_t>(c)] = sum * norm[static_cast<size_t>(c)];
+      length += in[static_cast<size_t>(c)] * in[static_cast<size_t>(c)];
+    }
+    for (double& value : in) value *= std::sqrt(static_cast<double>(hidden) / length);
+  };
+  std::vector<double> q, k;
+  for (int i = 0; i < 50; ++i) {
+    project(wk, y, k);
+    best_input(wq, k, x);
+    project(wq, x, q);
+    best_input(wk, q, y);
+  }
+  project(wk, y, k);
+  double dot = 0;
+  for (int64_t r = 0; r < d; ++r) dot += q[static_cast<size_t>(r)] * k[static_cast<size_t>(r)];
+  return std::fabs(dot) / std::sqrt(static_cast<double>(d));
+}
+
+TEST(Spectral, LogitBoundHoldsAndIsTight) {
+  for (const auto& [d, hidden] : {std::pair<int64_t, int64_t>{8, 24}, {32, 128}, {48, 96}}) {
+    const auto wq = random_floats(static_cast<size_t>(d * hidden), 1), wk = random_floats(static_cast<size_t>(d * hidden), 2);
+    const auto norm = random_floats(static_cast<size_t>(hidden), 3);
+    const double joint = logit_bound(wq, wk, norm, d, hidden, false), separate = logit_bound(wq, wk, norm, d, hidden, true);
+    const double found = attained(wq, wk, norm, d, hidden);
+    EXPECT_GE(joint, found * (1 - 1e-9));
+    EXPECT_LE(joint, found * 1.02) << "the bound should be within two per cent of what can be reached";
+    EXPECT_GE(separate, joint * (1 - 1e-9));
+  }
+}
+
+AttentionSpec one_head(double alpha, double beta, double theta_mu, float s) {
+  AttentionSpec spec;
+  spec.num_heads = spec.num_kv_heads = 1;
+  spec.head_dim = 32;
+  spec.ssmax = true;
+  spec.seq_scale = {s};
+  spec.prior = {{alpha, beta, theta_mu}};
+  return spec;
+}
+
+TEST(Spectral, ReachSatisfiesItsDefinitionAndIsMinimal) {
+  const double z = 3.0, epsilon = 0x1p-20;
+  for (const double beta : {0.4, 0.7, 1.0, 1.3}) {
+    const AttentionSpec spec = one_head(0.3, beta, 0, 0.5f);
+    const int64_t reach = static_reach(spec, 0, z, epsilon, 1 << 20);
+    ASSERT_GT(reach, 0);
+    const auto mass_ok = [&](int64_t d, int64_t n) {
+      const double c = 0.5 * std::log(static_cast<double>(n));
+      const double b0 = -std::exp(0.3) * std::pow(1e-5, beta), bd = -std::exp(0.3) * std::pow(static_cast<double>(d) + 1e-5, beta);
+      return c * (2 * z + bd - b0) < std::log(epsilon) - std::log(static_cast<double>(n));
+    };
+    for (const int64_t n : {reach + 1, reach + 100, int64_t{1} << 19, int64_t{1} << 20}) {
+      if (n > reach) EXPECT_TRUE(mass_ok(reach, n)) << beta << " " << n;
+    }
+    EXPECT_FALSE(mass_ok(reach * 99 / 100 - 1, reach * 99 / 100)) << "not much larger than needed";
+  }
+}
+
+TEST(Spectral, NoReachWithoutDecay) {
+  EXPECT_EQ(static_reach(one_head(0, 0, 0, 1), 0, 1, 1e-6, 1 << 20), -1);
+  EXPECT_EQ(static_reach(one_head(0, -0.5, 0, 1), 0, 1, 1e-6, 1 << 20), -1);
+  EXPECT_EQ(static_reach(one_head(0, 1, 0, -1), 0, 1, 1e-6, 1 << 20), -1);
+  EXPECT_EQ(static_reach(one_head(-20, 0.3, 0, 1), 0, 1, 1e-6, 1 << 20), -1);
+}
+
+TEST(Spectral, ReachOfAWindowIsTheWindow) {
+  AttentionSpec spec = one_head(0, 1, 0, 1);
+  spec.encoding = PositionEncoding::kRopeLocal;
+  spec.window = 100;
+  EXPECT_EQ(static_reach(spec, 0, 1e9, 1e-6, 1 << 20), 100);
+}
+
+}  // namespace
+}  // namespace bam
