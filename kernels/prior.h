@@ -70,7 +70,7 @@ struct RowScales {
 BAM_HOST_DEVICE inline RowScales row_scales(bool ssmax, bool ssmax_scales_bias, double seq_scale,
                                             long long num_visible, int head_dim) {
   const double inv_sqrt = 1.0 / sqrt(static_cast<double>(head_dim));
-  const double c = ssmax ? seq_scale * log(static_cast<double>(num_visible)) : 1.0;
+  const double c = ssmax ? seq_scale * ::log(static_cast<double>(num_visible)) : 1.0;
   return {static_cast<float>(c * inv_sqrt), static_cast<float>(ssmax && ssmax_scales_bias ? c : 1.0)};
 }
 

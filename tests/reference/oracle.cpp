@@ -169,7 +169,7 @@ Oracle::Oracle(const ModelConfig& config, const CheckpointWeights& weights)
     : config_(config),
       embeddings_(to_f64(weights.tok_embeddings)),
       norm_(to_f64(weights.norm)),
-      output_(config.tie_word_embeddings ? weights.tok_embeddings : weights.output) {
+      output_(weights.output) {
   for (const LayerWeights& source : weights.layers) {
     Layer layer;
     layer.attention_norm = to_f64(source.attention_norm);
