@@ -1,0 +1,1 @@
+"""Small helpers shared by the Python tools. Standard library only."""
