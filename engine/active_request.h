@@ -1,0 +1,53 @@
+// A request inside the engine. Touched by the engine thread only.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "engine/request.h"
+#include "engine/sampler.h"
+#include "engine/sequence.h"
+
+namespace bam {
+
+struct ActiveRequest;
+
+// One of a request's n texts.
+struct Choice : Sequence {
+  Choice(ActiveRequest& owner, int32_t index, SamplerState state) : request(&owner), sampler(std::move(state)) {
+    choice = index;
+  }
+  ActiveRequest* request;
+  SamplerState sampler;
+  Clock::time_point last_token_at{};
+
+  int64_t num_generated() const { return num_known() - num_prompt; }
+};
+
+struct ActiveRequest {
+  Request request;
+  std::shared_ptr<EventSink> sink;
+  uint64_t seed = 0;
+
+  // Choice 0 reads the prompt; the others are forked from it when it has. Finished ones stay until the request is done.
+  std::vector<std::unique_ptr<Choice>> choices;
+  std::vector<bool> choice_finished;  // [n]
+  int32_t num_unfinished = 0;
+  bool prompt_done = false;
+
+  Clock::time_point submitted_at{};
+  std::optional<Clock::time_point> deadline;
+  std::optional<Clock::time_point> started_at;      // first scheduled
+  std::optional<Clock::time_point> first_token_at;
+  int64_t cached_tokens = 0;     // of the prompt, when it was first scheduled
+  int64_t progress_sent = -1;    // prompt positions of the last ProgressEvent
+  std::vector<Event> events;     // of the current step
+  bool touched = false;          // has events to deliver or is done
+
+  bool done() const { return num_unfinished == 0; }
+  bool queued() const { return !started_at.has_value(); }
+};
+
+}  // namespace bam

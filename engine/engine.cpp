@@ -1,0 +1,342 @@
+#include "engine/engine.h"
+
+#include <condition_variable>
+#include <functional>
+#include <future>
+#include <mutex>
+#include <thread>
+#include <unordered_set>
+#include <variant>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "engine/engine_core.h"
+
+namespace bam {
+
+namespace {
+
+constexpr auto kPublishInterval = std::chrono::milliseconds(50);
+constexpr double kMinHealthySeconds = 10;
+constexpr int64_t kMaxProbeTokens = 2048;
+
+struct SubmitMessage {
+  Request request;
+  std::shared_ptr<EventSink> sink;
+  Clock::time_point submitted_at;
+};
+struct CancelMessage {
+  std::string id;  // empty: all
+};
+using TaskMessage = std::packaged_task<void(EngineCore&)>;
+using Message = std::variant<SubmitMessage, CancelMessage, TaskMessage>;
+
+struct Published {
+  EngineSnapshot snapshot;
+  LoadSummary load;
+};
+
+double seconds_since(Clock::time_point then) { return std::chrono::duration<double>(Clock::now() - then).count(); }
+
+}  // namespace
+
+struct Engine::Impl {
+  Impl(std::unique_ptr<BamModel> owned_model, EngineConfig config, uint64_t tokenizer_fingerprint)
+      : model(std::move(owned_model)),
+        plan(plan_kv(*model, std::move(config))),
+        model_config(model->config()),
+        heads(model->heads()),
+        core(*model, plan, tokenizer_fingerprint, stats) {
+    log::info("{}", describe(plan));
+    publish(Clock::now());
+    thread = std::thread([this] { run(); });
+  }
+
+  ~Impl() {
+    {
+      const std::lock_guard lock(mutex);
+      stopping = true;
+    }
+    wake.notify_all();
+    thread.join();
+  }
+
+  // --- any thread ---
+  SubmitResult check(const Request& request) const;
+  SubmitResult submit(Request request, std::shared_ptr<EventSink> sink);
+  SubmitResult queue_full(std::string message, double share) const;
+  void send(Message message) {
+    {
+      const std::lock_guard lock(mutex);
+      inbox.push_back(std::move(message));
+    }
+    wake.notify_one();
+  }
+  template <typename F>
+  auto run_between_steps(F f) -> std::invoke_result_t<F, EngineCore&>;
+
+  // --- engine thread ---
+  void run();
+  bool take_inbox();
+  void handle(Message& message);
+  void publish(Clock::time_point now);
+
+  EngineStats stats;
+  std::unique_ptr<BamModel> model;
+  const KvPlan plan;
+  const ModelConfig model_config;
+  const std::vector<HeadReport> heads;
+  EngineCore core;  // engine thread only
+  std::vector<Message> messages;  // engine thread only
+  Clock::time_point published_at{};
+
+  std::mutex mutex;  // the inbox and what submit() must know at once
+  std::condition_variable wake, idle;
+  std::vector<Message> inbox;
+  std::unordered_set<std::string> live_ids;
+  int64_t num_queued = 0, num_queued_tokens = 0;  // requests not scheduled yet, inbox included
+  bool draining = false;
+  bool stopping = false;
+
+  std::atomic<std::shared_ptr<const Published>> published;
+  // Health: when the current stretch of work last made progress; 0 while idle. Steady-clock ticks.
+  std::atomic<Clock::rep> progress_at{0};
+  std::atomic<double> expected_step_ms{0};
+  std::thread thread;  // last: starts when everything else is there
+};
+
+SubmitResult Engine::Impl::check(const Request& request) const {
+  const auto invalid = [](std::string message) { return SubmitResult{SubmitStatus::kInvalid, std::move(message), 0}; };
+  const int64_t prompt = static_cast<int64_t>(request.prompt.size());
+  const int64_t completion = request.sampling.max_tokens;
+  if (prompt == 0) return invalid("the prompt is empty");
+  if (request.n < 1 || completion < 0) return invalid("n must be at least 1 and max_tokens at least 0");
+  for (const int32_t token : request.prompt) {
+    if (token < 0 || token >= model_config.vocab_size) {
+      return invalid(fmt::format("token id {} is outside the vocabulary of {} tokens", token, model_config.vocab_size));
+    }
+  }
+  const int64_t limit = plan.config.max_model_len;
+  if (prompt > limit || completion > limit - prompt) {
+    return invalid(fmt::format("This model's maximum context length is {} tokens. However, you requested {} tokens ({} in the "
+                               "prompt, {} for the completion). Please reduce the length of the prompt or of the completion.",
+                               limit, prompt + completion, prompt, completion));
+  }
+  const int64_t pages = plan.geometry.pages_for(prompt + completion);
+  if (pages > plan.num_pages) {
+    return invalid(fmt::format("{} tokens ({} in the prompt, {} for the completion) need {} KV pages, but the whole cache has {}",
+                               prompt + completion, prompt, completion, pages, plan.num_pages));
+  }
+  return {};
+}
+
+SubmitResult Engine::Impl::queue_full(std::string message, double share) const {
+  const auto now = published.load();
+  const LoadSummary& load = now->load;
+  const double queue_ms = load.queued_prefill_ms / load.prefill_share + load.decode_ms;
+  return {SubmitStatus::kQueueFull, std::move(message), std::clamp(1e-3 * share * queue_ms, 0.1, 3600.0)};
+}
+
+SubmitResult Engine::Impl::submit(Request request, std::shared_ptr<EventSink> sink) {
+  BAM_CHECK(sink != nullptr);
+  if (SubmitResult refused = check(request); refused.status != SubmitStatus::kAccepted) return refused;
+  const int64_t tokens = static_cast<int64_t>(request.prompt.size());
+  const EngineConfig& config = plan.config;
+  {
+    const std::lock_guard lock(mutex);
+    if (draining || stopping) return {SubmitStatus::kDraining, "the server is shutting down", 0};
+    if (live_ids.contains(request.id)) {
+      return {SubmitStatus::kDuplicateId, fmt::format("a request with the id {} is still running", request.id), 0};
+    }
+    if (num_queued >= config.max_queue) {
+      return queue_full(fmt::format("{} requests are waiting, the limit is {}", num_queued, config.max_queue),
+                        1.0 / static_cast<double>(std::max<int64_t>(1, num_queued)));
+    }
+    if (num_queued > 0 && num_queued_tokens + tokens > config.max_queued_tokens) {
+      const double excess = static_cast<double>(num_queued_tokens + tokens - config.max_queued_tokens);
+      return queue_full(fmt::format("{} prompt tokens are waiting; {} more would exceed the limit of {}", num_queued_tokens,
+                                    tokens, config.max_queued_tokens),
+                        std::min(1.0, excess / static_cast<double>(num_queued_tokens)));
+    }
+    live_ids.insert(request.id);
+    ++num_queued;
+    num_queued_tokens += tokens;
+    inbox.emplace_back(SubmitMessage{std::move(request), std::move(sink), Clock::now()});
+  }
+  wake.notify_one();
+  return {};
+}
+
+template <typename F>
+auto Engine::Impl::run_between_steps(F f) -> std::invoke_result_t<F, EngineCore&> {
+  using R = std::invoke_result_t<F, EngineCore&>;
+  std::optional<R> result;
+  TaskMessage task([&](EngineCore& c) { result.emplace(f(c)); });
+  std::future<void> done = task.get_future();
+  {
+    const std::lock_guard lock(mutex);
+    if (stopping) return Error("the engine has stopped");
+    inbox.emplace_back(std::move(task));
+  }
+  wake.notify_one();
+  try {
+    done.get();
+  } catch (const std::future_error&) {
+    return Error("the engine has stopped");
+  } catch (const std::exception& e) {
+    return Error("{}", e.what());
+  }
+  return std::move(*result);
+}
+
+// Waits for something to do; false when the engine is to stop.
+bool Engine::Impl::take_inbox() {
+  messages.clear();
+  std::vector<std::string> finished = core.take_finished_ids();
+  std::unique_lock lock(mutex);
+  for (const std::string& id : finished) live_ids.erase(id);
+  if (!core.has_work()) {
+    progress_at.store(0, std::memory_order_relaxed);
+    if (live_ids.empty()) idle.notify_all();
+    wake.wait(lock, [&] { return stopping || !inbox.empty(); });
+  }
+  if (stopping) return false;
+  messages.swap(inbox);
+  num_queued = core.num_queued();
+  num_queued_tokens = core.num_queued_tokens();
+  for (const Message& message : messages) {
+    if (const auto* m = std::get_if<SubmitMessage>(&message)) {
+      ++num_queued;
+      num_queued_tokens += static_cast<int64_t>(m->request.prompt.size());
+    }
+  }
+  return true;
+}
+
+void Engine::Impl::handle(Message& message) {
+  if (auto* submit = std::get_if<SubmitMessage>(&message)) {
+    core.add(std::move(submit->request), std::move(submit->sink), submit->submitted_at);
+  } else if (auto* cancel = std::get_if<CancelMessage>(&message)) {
+    cancel->id.empty() ? core.cancel_all() : core.cancel(cancel->id);
+  } else {
+    std::get<TaskMessage>(message)(core);
+  }
+}
+
+void Engine::Impl::run() {
+  while (take_inbox()) {
+    for (Message& message : messages) handle(message);
+    const auto now = Clock::now();
+    core.expire(now);
+    if (!core.has_work()) {
+      publish(now);
+      continue;
+    }
+    progress_at.store(now.time_since_epoch().count(), std::memory_order_relaxed);  // a step that hangs is noticed
+    core.step();
+    expected_step_ms.store(core.expected_step_ms(), std::memory_order_relaxed);
+    const auto end = Clock::now();
+    progress_at.store(end.time_since_epoch().count(), std::memory_order_relaxed);
+    if (end - published_at >= kPublishInterval || !core.has_work()) publish(end);
+  }
+  core.cancel_all();
+  const std::lock_guard lock(mutex);
+  for (Message& message : inbox) {
+    // Sinks of requests that were never looked at must hear of their end too.
+    if (auto* submit = std::get_if<SubmitMessage>(&message)) {
+      core.add(std::move(submit->request), std::move(submit->sink), submit->submitted_at);
+    }
+  }
+  core.cancel_all();
+  inbox.clear();
+  live_ids.clear();
+  idle.notify_all();
+}
+
+void Engine::Impl::publish(Clock::time_point now) {
+  published_at = now;
+  published.store(std::make_shared<const Published>(Published{core.snapshot(now), core.load()}));
+}
+
+Engine::Engine(std::unique_ptr<BamModel> model, EngineConfig config, uint64_t tokenizer_fingerprint)
+    : impl_(std::make_unique<Impl>(std::move(model), std::move(config), tokenizer_fingerprint)) {}
+
+Engine::~Engine() = default;
+
+SubmitResult Engine::submit(Request request, std::shared_ptr<EventSink> sink) {
+  return impl_->submit(std::move(request), std::move(sink));
+}
+
+bool Engine::cancel(const std::string& id) {
+  {
+    const std::lock_guard lock(impl_->mutex);
+    if (!impl_->live_ids.contains(id)) return false;
+    impl_->inbox.emplace_back(CancelMessage{id});
+  }
+  impl_->wake.notify_one();
+  return true;
+}
+
+void Engine::cancel_all() { impl_->send(CancelMessage{}); }
+
+bool Engine::drain(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(impl_->mutex);
+  impl_->draining = true;
+  return impl_->idle.wait_for(lock, timeout, [&] { return impl_->live_ids.empty(); });
+}
+
+const EngineConfig& Engine::config() const { return impl_->plan.config; }
+const ModelConfig& Engine::model_config() const { return impl_->model_config; }
+const std::vector<HeadReport>& Engine::heads() const { return impl_->heads; }
+int64_t Engine::capacity_tokens() const { return impl_->plan.capacity_tokens(); }
+const EngineStats& Engine::stats() const { return impl_->stats; }
+
+std::shared_ptr<const EngineSnapshot> Engine::snapshot() const {
+  auto result = std::make_shared<EngineSnapshot>(impl_->published.load()->snapshot);
+  const Clock::rep progress = impl_->progress_at.load(std::memory_order_relaxed);
+  if (progress != 0) result->last_step_age_s = seconds_since(Clock::time_point(Clock::duration(progress)));
+  return result;
+}
+
+bool Engine::healthy() const {
+  const Clock::rep progress = impl_->progress_at.load(std::memory_order_relaxed);
+  if (progress == 0) return true;
+  const double usual_s =
+      1e-3 * std::max(impl_->expected_step_ms.load(std::memory_order_relaxed), impl_->plan.config.step_target_ms);
+  return seconds_since(Clock::time_point(Clock::duration(progress))) < std::max(kMinHealthySeconds, 20 * usual_s);
+}
+
+double Engine::predict_ttft_s(int64_t prompt_tokens) const {
+  return 1e-3 * impl_->published.load()->load.predict_ttft_ms(prompt_tokens);
+}
+
+Result<std::string> Engine::save_snapshot(const std::string& name, const std::vector<int32_t>& tokens,
+                                          const std::string& cache_salt) {
+  return impl_->run_between_steps([&](EngineCore& core) { return core.save_snapshot(name, tokens, cache_salt); });
+}
+
+Result<std::string> Engine::restore_snapshot(const std::string& name) {
+  return impl_->run_between_steps([&](EngineCore& core) { return core.restore_snapshot(name); });
+}
+
+Result<std::vector<float>> Engine::attention_row(const std::vector<int32_t>& tokens, int layer, int head, int64_t position) {
+  const ModelConfig& model = impl_->model_config;
+  if (tokens.empty() || static_cast<int64_t>(tokens.size()) > kMaxProbeTokens) {
+    return Error("attention rows are available for 1 to {} tokens, not for {}", kMaxProbeTokens, tokens.size());
+  }
+  if (layer < 0 || layer >= model.num_layers || head < 0 || head >= model.num_heads) {
+    return Error("there is no head {} in layer {}: the model has {} layers of {} heads", head, layer, model.num_layers,
+                 model.num_heads);
+  }
+  if (position < 0 || position >= static_cast<int64_t>(tokens.size())) {
+    return Error("position {} is outside the {} tokens", position, tokens.size());
+  }
+  for (const int32_t token : tokens) {
+    if (token < 0 || token >= model.vocab_size) return Error("token id {} is outside the vocabulary", token);
+  }
+  return impl_->run_between_steps([&](EngineCore& core) -> Result<std::vector<float>> {
+    return core.attention_row(tokens, layer, head, position);
+  });
+}
+
+}  // namespace bam

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "base/error.h"
+#include "engine/config.h"
+#include "engine/request.h"
+#include "engine/stats.h"
+#include "models/bam.h"
+
+namespace bam {
+
+enum class SubmitStatus : uint8_t {
+  kAccepted,
+  kInvalid,         // can never be served: too long, or more pages than the whole cache
+  kQueueFull,       // try again in retry_after_s
+  kDraining,
+  kDuplicateId,
+};
+
+struct SubmitResult {
+  SubmitStatus status = SubmitStatus::kAccepted;
+  std::string message;        // with the numbers
+  double retry_after_s = 0;   // kQueueFull: predicted from the queued work
+};
+
+// Continuous batching over one model. A thread of its own owns the scheduler and the KV cache; submit and cancel put a
+// message into its inbox, which is the only lock. All public methods may be called from any thread.
+class Engine {
+ public:
+  // tokenizer_fingerprint goes into snapshot headers. Throws Error when the KV memory holds less than one page per group.
+  Engine(std::unique_ptr<BamModel> model, EngineConfig config, uint64_t tokenizer_fingerprint);
+  ~Engine();  // aborts what still runs
+
+  SubmitResult submit(Request request, std::shared_ptr<EventSink> sink);
+  // True if such a request was live when the message was sent; its pages are free within one step.
+  bool cancel(const std::string& id);
+  void cancel_all();
+
+  // New submissions get kDraining. Returns when all requests are done or the time is over (false).
+  bool drain(std::chrono::milliseconds timeout);
+
+  const EngineConfig& config() const;           // with auto values resolved
+  const ModelConfig& model_config() const;
+  const std::vector<HeadReport>& heads() const;
+  int64_t capacity_tokens() const;              // tokens that fit when no page is freed early
+  const EngineStats& stats() const;
+  std::shared_ptr<const EngineSnapshot> snapshot() const;
+  // False when work exists but no step has finished for too long.
+  bool healthy() const;
+  // Predicted seconds until a new prompt of this length would produce its first token.
+  double predict_ttft_s(int64_t prompt_tokens) const;
+
+  // KV snapshots in config().kv_dir, for prompts whose pages are in the prefix cache. Run on the engine thread between
+  // steps; the returned text says what was saved or restored.
+  Result<std::string> save_snapshot(const std::string& name, const std::vector<int32_t>& tokens,
+                                    const std::string& cache_salt);
+  Result<std::string> restore_snapshot(const std::string& name);
+
+  // Everything one head looked at for a short prompt, outside the batch loop (tokens <= 2048): attention
+  // probabilities [tokens] of query position `position`. Runs between two steps.
+  Result<std::vector<float>> attention_row(const std::vector<int32_t>& tokens, int layer, int head,
+                                           int64_t position);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace bam

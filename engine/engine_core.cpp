@@ -1,0 +1,365 @@
+#include "engine/engine_core.h"
+
+#include <algorithm>
+#include <random>
+
+#include <fmt/format.h>
+
+#include "base/log.h"
+#include "engine/philox.h"
+
+namespace bam {
+
+namespace {
+
+constexpr int64_t kReserveAhead = 4096;  // generated tokens whose positions are prepared with the prompt's
+
+double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+double milliseconds(Clock::duration d) { return 1e3 * seconds(d); }
+
+SchedulerLimits limits_of(const EngineConfig& config, const BamModel& model) {
+  return {config.max_num_seqs, config.max_batched_tokens, model.options().max_logit_rows, config.step_target_ms};
+}
+
+uint64_t numerics_fingerprint(const BamModel& model) {
+  const ModelOptions& options = model.options();
+  uint64_t h = hash_bytes(std::as_bytes(std::span(model.group_reach())), 1);
+  h = hash_bytes(std::as_bytes(std::span(&options.attention.epsilon, 1)), h);
+  return h ^ (static_cast<uint64_t>(options.weight_dtype) << 1) ^ (options.attention.certified ? 1 : 0);
+}
+
+uint64_t random_key() {
+  std::random_device device;
+  return (uint64_t{device()} << 32) | device();
+}
+
+}  // namespace
+
+EngineCore::EngineCore(BamModel& model, const KvPlan& plan, uint64_t tokenizer_fingerprint, EngineStats& stats)
+    : model_(model),
+      config_(plan.config),
+      stats_(stats),
+      page_bytes_(plan.layout.page_bytes()),
+      kv_(plan.geometry, plan.num_pages, plan.config.prefix_cache, model.fingerprint()),
+      cost_(plan.config.step_target_ms),
+      scheduler_(limits_of(plan.config, model), kv_, cost_),
+      runner_(model, plan),
+      sampler_(static_cast<int32_t>(model.config().vocab_size), model.config().eos_token_ids),
+      snapshots_(plan.config.kv_dir, {model.fingerprint(), tokenizer_fingerprint, numerics_fingerprint(model)}, kv_,
+                 model.backend(), runner_.kv()),
+      seed_key_(random_key()) {}
+
+void EngineCore::add(Request request, std::shared_ptr<EventSink> sink, Clock::time_point submitted_at) {
+  auto owned = std::make_unique<ActiveRequest>();
+  ActiveRequest& r = *owned;
+  r.request = std::move(request);
+  r.sink = std::move(sink);
+  r.submitted_at = submitted_at;
+  if (r.request.timeout) r.deadline = submitted_at + *r.request.timeout;
+  const uint64_t arrival = next_arrival_++;
+  const auto random = philox4x32({static_cast<uint32_t>(arrival), static_cast<uint32_t>(arrival >> 32), 0, 1}, seed_key_);
+  r.seed = r.request.sampling.seed.value_or((uint64_t{random[0]} << 32) | random[1]);
+  r.choice_finished.assign(static_cast<size_t>(r.request.n), false);
+  r.num_unfinished = r.request.n;
+
+  Choice& c = add_choice(r);
+  c.arrival = arrival;
+  c.priority = r.request.priority;
+  c.tokens = r.request.prompt;
+  c.num_prompt = static_cast<int64_t>(c.tokens.size());
+  c.max_len = std::min(c.num_prompt + r.request.sampling.max_tokens, config_.max_model_len);
+  c.blocks.salt = r.request.cache_salt;
+  if (r.request.sampling.num_prompt_logprobs >= 0 && c.num_prompt > 1) c.logits_from = 0;
+  ++num_queued_;
+  num_queued_tokens_ += c.num_prompt;
+  runner_.reserve_positions(std::min(c.max_len, c.num_prompt + kReserveAhead));
+  scheduler_.add(c);
+  requests_.emplace(r.request.id, std::move(owned));
+}
+
+Choice& EngineCore::add_choice(ActiveRequest& r) {
+  const int32_t index = static_cast<int32_t>(r.choices.size());
+  SamplerState state(r.request.sampling, r.seed, index, static_cast<int32_t>(model_.config().vocab_size), r.request.prompt,
+                     r.request.constraint ? r.request.constraint->clone_initial() : nullptr);
+  r.choices.push_back(std::make_unique<Choice>(r, index, std::move(state)));
+  return *r.choices.back();
+}
+
+void EngineCore::cancel(const std::string& id) {
+  const auto it = requests_.find(id);
+  if (it == requests_.end()) return;
+  finish_request(*it->second, FinishReason::kCancelled, "cancelled");
+  deliver();
+}
+
+void EngineCore::cancel_all() {
+  for (auto& [id, request] : requests_) finish_request(*request, FinishReason::kCancelled, "cancelled");
+  deliver();
+}
+
+void EngineCore::expire(Clock::time_point now) {
+  for (auto& [id, request] : requests_) {
+    ActiveRequest& r = *request;
+    const double waited_s = seconds(now - r.submitted_at);
+    if (r.deadline && now >= *r.deadline) {
+      finish_request(r, FinishReason::kTimeout, fmt::format("the request was not done within its {:.1f} s", waited_s));
+    } else if (config_.queue_timeout_s > 0 && r.queued() && waited_s > config_.queue_timeout_s) {
+      finish_request(r, FinishReason::kTimeout, fmt::format("the request waited {:.1f} s in the queue", waited_s));
+    }
+  }
+  deliver();
+}
+
+void EngineCore::step() {
+  const auto start = Clock::now();
+  const SchedulePlan& plan = scheduler_.schedule();
+  note_admitted(plan, start);
+  runner_.copy_pages(kv_.pending_copies());
+  if (plan.empty()) return;  // all that is left to run was preempted just now
+  bool has_decode = false;
+  try {
+    runner_.run(plan);
+  } catch (const std::exception& e) {
+    fail_step(plan, e.what());
+    return;
+  }
+  const auto computed = Clock::now();
+  for (size_t i = 0; i < plan.rows.size(); ++i) {
+    has_decode |= plan.rows[i].num_rows == 1;
+    advance(i, plan.rows[i], computed);
+  }
+  const double step_ms = milliseconds(Clock::now() - start);
+  cost_.observe(plan.load, step_ms);
+  step_ms_ = step_ms_ == 0 ? step_ms : 0.8 * step_ms_ + 0.2 * step_ms;
+  if (has_decode) decode_step_ms_ = decode_step_ms_ == 0 ? step_ms : 0.8 * decode_step_ms_ + 0.2 * step_ms;
+  stats_.steps.fetch_add(1, std::memory_order_relaxed);
+  stats_.step_s.observe(1e-3 * step_ms);
+  stats_.pages_evicted.store(kv_.num_evicted(), std::memory_order_relaxed);
+  deliver();
+}
+
+void EngineCore::note_admitted(const SchedulePlan& plan, Clock::time_point now) {
+  stats_.preemptions.fetch_add(plan.preempted.size(), std::memory_order_relaxed);
+  for (Sequence* s : plan.admitted) {
+    ActiveRequest& r = *static_cast<Choice*>(s)->request;
+    if (!r.queued()) continue;  // back from a preemption
+    r.started_at = now;
+    r.cached_tokens = s->num_computed;
+    --num_queued_;
+    num_queued_tokens_ -= s->num_prompt;
+    stats_.queue_s.observe(seconds(now - r.submitted_at));
+    if (config_.prefix_cache) {
+      stats_.prefix_queries.fetch_add(static_cast<uint64_t>(s->num_prompt), std::memory_order_relaxed);
+      stats_.prefix_hits.fetch_add(static_cast<uint64_t>(s->num_computed), std::memory_order_relaxed);
+    }
+  }
+}
+
+void EngineCore::advance(size_t entry, const ScheduledRows& rows, Clock::time_point now) {
+  Choice& c = *static_cast<Choice*>(rows.sequence);
+  ActiveRequest& r = *c.request;
+  if (r.done()) return;  // another choice of this request failed in this step
+  c.num_computed += rows.num_rows;
+  if (c.wants_prompt_logits() && !send_prompt_logprobs(entry, c)) {
+    return fail_request(r, "the model produced NaN logits");
+  }
+  // Sampling comes before publishing: pages of a failed request must not reach the cache.
+  std::optional<Sample> sample;
+  const bool caught_up = c.num_uncomputed() == 0;
+  if (caught_up && c.num_known() < c.max_len) {
+    sample = sampler_.sample(runner_.logits(entry, c.num_computed - 1), c.sampler);
+    if (const char* error = sample_error(*sample)) return fail_request(r, error);
+  }
+  const int64_t freed = kv_.commit(c.blocks, c.tokens, c.num_computed);
+  stats_.reach_freed_bytes.fetch_add(static_cast<uint64_t>(freed) * page_bytes_, std::memory_order_relaxed);
+  if (!r.prompt_done) send_progress(c, now);
+  if (!caught_up) return;
+
+  const bool first = !r.prompt_done;
+  if (first) {
+    r.prompt_done = true;
+    stats_.prompt_tokens.fetch_add(static_cast<uint64_t>(c.num_prompt), std::memory_order_relaxed);
+    stats_.prefill_s.observe(seconds(now - *r.started_at));
+    if (!sample) return finish_request(r, FinishReason::kLength, "");
+    fork_choices(c);
+  }
+  take_token(c, std::move(*sample), now);
+  for (size_t i = 1; first && i < r.choices.size(); ++i) {
+    Sample other = sampler_.sample(runner_.logits(entry, c.num_computed - 1), r.choices[i]->sampler);
+    if (const char* error = sample_error(other)) return fail_request(r, error);
+    take_token(*r.choices[i], std::move(other), now);
+  }
+}
+
+const char* EngineCore::sample_error(const Sample& sample) {
+  switch (sample.status) {
+    case SampleStatus::kOk: return nullptr;
+    case SampleStatus::kBadLogits: return "the model produced NaN logits";
+    case SampleStatus::kNoToken: return "the constraint allows no token";
+  }
+  return nullptr;
+}
+
+bool EngineCore::send_prompt_logprobs(size_t entry, Choice& c) {
+  const ModelRunner::LogitRows& rows = runner_.logit_rows(entry);
+  const int64_t end = std::min(c.num_computed, c.num_prompt - 1);
+  PromptLogprobsEvent event;
+  event.first = c.logits_from + 1;
+  for (int64_t position = std::max(c.logits_from, rows.first_pos); position < end; ++position) {
+    const int32_t next = c.tokens[static_cast<size_t>(position + 1)];
+    auto logprobs = sampler_.logprobs(runner_.logits(entry, position), next, c.request->request.sampling.num_prompt_logprobs);
+    if (!logprobs) return false;
+    event.logprobs.push_back(std::move(*logprobs));
+  }
+  if (end > c.logits_from) c.logits_from = end;
+  if (c.logits_from >= c.num_prompt - 1) c.logits_from = INT64_MAX;
+  if (event.logprobs.empty()) return true;
+  touch(*c.request);
+  c.request->events.emplace_back(std::move(event));
+  return true;
+}
+
+void EngineCore::send_progress(Choice& c, Clock::time_point now) {
+  ActiveRequest& r = *c.request;
+  const int64_t processed = std::min(c.num_computed, c.num_prompt);
+  if (processed <= r.progress_sent) return;  // recomputing after a preemption
+  r.progress_sent = processed;
+  touch(r);
+  r.events.emplace_back(ProgressEvent{c.num_prompt, r.cached_tokens, processed, milliseconds(now - *r.started_at),
+                                      processed < c.num_prompt ? eta_ms(r, 0) : 0});
+}
+
+void EngineCore::fork_choices(Choice& first) {
+  ActiveRequest& r = *first.request;
+  for (int32_t i = 1; i < r.request.n; ++i) {
+    Choice& c = add_choice(r);
+    c.arrival = first.arrival;
+    c.priority = first.priority;
+    c.promoted = first.promoted;
+    c.tokens = first.tokens;
+    c.num_prompt = first.num_prompt;
+    c.max_len = first.max_len;
+    c.num_computed = first.num_computed;
+    kv_.fork(first.blocks, c.blocks);
+    scheduler_.add_running(c);
+  }
+}
+
+void EngineCore::take_token(Choice& c, Sample sample, Clock::time_point now) {
+  ActiveRequest& r = *c.request;
+  const SamplingParams& params = r.request.sampling;
+  c.sampler.accept(sample.token);
+  c.tokens.push_back(sample.token);
+  touch(r);
+  r.events.emplace_back(TokenEvent{c.choice, sample.token, std::move(sample.logprobs)});
+  stats_.generated_tokens.fetch_add(1, std::memory_order_relaxed);
+  if (!r.first_token_at) {
+    r.first_token_at = now;
+    stats_.ttft_s.observe(seconds(now - r.submitted_at));
+  }
+  if (c.num_generated() > 1) stats_.inter_token_s.observe(seconds(now - c.last_token_at));
+  c.last_token_at = now;
+
+  const bool stop_id = std::ranges::find(params.stop_token_ids, sample.token) != params.stop_token_ids.end();
+  if (stop_id || (!params.ignore_eos && is_eos(sample.token))) {
+    finish_choice(r, c.choice, FinishReason::kStop, sample.token, "");
+  } else if (c.sampler.constraint_finished()) {
+    finish_choice(r, c.choice, FinishReason::kStop, -1, "");
+  } else if (c.num_known() >= c.max_len) {
+    finish_choice(r, c.choice, FinishReason::kLength, -1, "");
+  }
+}
+
+bool EngineCore::is_eos(int32_t token) const {
+  const auto& ids = model_.config().eos_token_ids;
+  return std::ranges::find(ids, token) != ids.end();
+}
+
+void EngineCore::finish_choice(ActiveRequest& r, int32_t index, FinishReason reason, int32_t stop_token,
+                               std::string message) {
+  const auto now = Clock::now();
+  FinishEvent event;
+  event.choice = index;
+  event.reason = reason;
+  event.stop_token = stop_token;
+  event.prompt_tokens = static_cast<int64_t>(r.request.prompt.size());
+  event.cached_tokens = r.cached_tokens;
+  event.message = std::move(message);
+  if (index < static_cast<int32_t>(r.choices.size())) {
+    Choice& c = *r.choices[static_cast<size_t>(index)];
+    scheduler_.remove(c);
+    event.generated_tokens = c.num_generated();
+  }
+  if (r.first_token_at) {
+    stats_.decode_s.observe(seconds(now - *r.first_token_at));
+    stats_.generation_len.observe(static_cast<double>(event.generated_tokens));
+  }
+  stats_.finished[static_cast<size_t>(reason)].fetch_add(1, std::memory_order_relaxed);
+  touch(r);
+  r.events.emplace_back(std::move(event));
+  r.choice_finished[static_cast<size_t>(index)] = true;
+  if (--r.num_unfinished > 0) return;
+  stats_.e2e_s.observe(seconds(now - r.submitted_at));
+  stats_.prompt_len.observe(static_cast<double>(r.request.prompt.size()));
+  if (r.queued()) {
+    --num_queued_;
+    num_queued_tokens_ -= static_cast<int64_t>(r.request.prompt.size());
+  }
+}
+
+void EngineCore::finish_request(ActiveRequest& r, FinishReason reason, const std::string& message) {
+  for (int32_t i = 0; i < r.request.n; ++i) {
+    if (!r.choice_finished[static_cast<size_t>(i)]) finish_choice(r, i, reason, -1, message);
+  }
+}
+
+void EngineCore::fail_request(ActiveRequest& r, const std::string& message) {
+  log::warn("request {}: {}", r.request.id, message);
+  const int64_t own_blocks_from = r.cached_tokens / kv_.geometry().page_size();
+  for (const auto& c : r.choices) kv_.quarantine(c->blocks, c->tokens, own_blocks_from);
+  finish_request(r, FinishReason::kError, message);
+}
+
+void EngineCore::fail_step(const SchedulePlan& plan, const std::string& what) {
+  log::error("a step failed: {}", what);
+  for (const ScheduledRows& rows : plan.rows) {
+    ActiveRequest& r = *static_cast<Choice*>(rows.sequence)->request;
+    if (!r.done()) fail_request(r, "the step failed: " + what);
+  }
+  deliver();
+}
+
+void EngineCore::touch(ActiveRequest& r) {
+  if (r.touched) return;
+  r.touched = true;
+  touched_.push_back(&r);
+}
+
+void EngineCore::deliver() {
+  for (size_t i = 0; i < touched_.size(); ++i) {
+    ActiveRequest& r = *touched_[i];
+    const bool listening = r.events.empty() || r.sink->on_events(std::exchange(r.events, {}));
+    if (!listening && !r.done()) {
+      finish_request(r, FinishReason::kCancelled, "nobody is listening");
+      r.events.clear();
+    }
+    r.touched = false;
+    if (!r.done()) continue;
+    finished_ids_.push_back(r.request.id);
+    requests_.erase(finished_ids_.back());
+  }
+  touched_.clear();
+}
+
+Result<std::string> EngineCore::save_snapshot(const std::string& name, const std::vector<int32_t>& tokens,
+                                              const std::string& salt) {
+  return snapshots_.save(name, tokens, salt);
+}
+
+Result<std::string> EngineCore::restore_snapshot(const std::string& name) { return snapshots_.restore(name); }
+
+std::vector<float> EngineCore::attention_row(const std::vector<int32_t>& tokens, int layer, int head, int64_t position) {
+  return model_.attention_probabilities(tokens, layer, head, position);
+}
+
+}  // namespace bam

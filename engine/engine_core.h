@@ -1,0 +1,112 @@
+// The engine without its thread: requests in, one step at a time, events out. Everything here runs on one thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/active_request.h"
+#include "engine/capacity.h"
+#include "engine/cost_model.h"
+#include "engine/model_runner.h"
+#include "engine/sampler.h"
+#include "engine/scheduler.h"
+#include "engine/snapshot.h"
+#include "engine/stats.h"
+
+namespace bam {
+
+// What other threads need to predict waiting times; a copy is published with every snapshot.
+struct LoadSummary {
+  CostModel cost;
+  double prefill_ms = 0;        // predicted work of all prompts not read yet
+  double queued_prefill_ms = 0;  // of these, of requests never scheduled
+  double decode_ms = 0;         // predicted time for the tokens still to be generated, at full batches
+  double prefill_share = 1;     // part of a step's time that prompts get now
+  int64_t num_prefills = 0;
+
+  // Predicted milliseconds until a new prompt would have been read.
+  double predict_ttft_ms(int64_t prompt_tokens) const;
+};
+
+class EngineCore {
+ public:
+  // model and stats outlive the core.
+  EngineCore(BamModel& model, const KvPlan& plan, uint64_t tokenizer_fingerprint, EngineStats& stats);
+
+  // The request has passed all admission checks and its id is new.
+  void add(Request request, std::shared_ptr<EventSink> sink, Clock::time_point submitted_at);
+  void cancel(const std::string& id);
+  void cancel_all();
+  // Ends requests whose deadline or queue timeout has passed.
+  void expire(Clock::time_point now);
+  // One step of all sequences, including delivery of its events.
+  void step();
+
+  bool has_work() const { return !requests_.empty(); }
+  int64_t num_queued() const { return num_queued_; }            // requests never scheduled
+  int64_t num_queued_tokens() const { return num_queued_tokens_; }
+  // Ids of requests that ended since the last call.
+  std::vector<std::string> take_finished_ids() { return std::exchange(finished_ids_, {}); }
+  EngineSnapshot snapshot(Clock::time_point now) const;
+  LoadSummary load() const;
+  double expected_step_ms() const { return step_ms_; }
+
+  Result<std::string> save_snapshot(const std::string& name, const std::vector<int32_t>& tokens, const std::string& salt);
+  Result<std::string> restore_snapshot(const std::string& name);
+  std::vector<float> attention_row(const std::vector<int32_t>& tokens, int layer, int head, int64_t position);
+
+  std::string check_integrity() const { return kv_.check_integrity(); }
+  const KvCache& kv() const { return kv_; }
+
+ private:
+  Choice& add_choice(ActiveRequest& request);
+  void touch(ActiveRequest& request);
+  void note_admitted(const SchedulePlan& plan, Clock::time_point now);
+  void advance(size_t entry, const ScheduledRows& rows, Clock::time_point now);
+  bool send_prompt_logprobs(size_t entry, Choice& choice);
+  void send_progress(Choice& choice, Clock::time_point now);
+  // The other choices of a request start from the pages and the logits that the first one has.
+  void fork_choices(Choice& first);
+  // Why a sample cannot be used, or null.
+  static const char* sample_error(const Sample& sample);
+  void take_token(Choice& choice, Sample sample, Clock::time_point now);
+
+  void finish_choice(ActiveRequest& request, int32_t choice, FinishReason reason, int32_t stop_token, std::string message);
+  void finish_request(ActiveRequest& request, FinishReason reason, const std::string& message);
+  // Ends a request whose numbers went wrong: nothing it computed stays in the cache.
+  void fail_request(ActiveRequest& request, const std::string& message);
+  void deliver();
+  void fail_step(const SchedulePlan& plan, const std::string& what);
+
+  double remaining_prefill_ms(const Sequence& sequence) const;
+  double prefill_share() const;
+  double eta_ms(const ActiveRequest& request, double queue_ms) const;
+  LiveRequest describe_request(const ActiveRequest& request, Clock::time_point now, double queue_ms) const;
+  bool is_eos(int32_t token) const;
+
+  BamModel& model_;
+  EngineConfig config_;
+  EngineStats& stats_;
+  size_t page_bytes_;
+  KvCache kv_;
+  CostModel cost_;
+  Scheduler scheduler_;
+  ModelRunner runner_;
+  Sampler sampler_;
+  SnapshotStore snapshots_;
+  std::unordered_map<std::string, std::unique_ptr<ActiveRequest>> requests_;
+  std::vector<ActiveRequest*> touched_;  // have events to deliver or are done
+  std::vector<std::string> finished_ids_;
+  int64_t num_queued_ = 0, num_queued_tokens_ = 0;
+  uint64_t next_arrival_ = 1;
+  uint64_t seed_key_;                    // of requests without a seed
+  double step_ms_ = 0;                   // smoothed
+  double decode_step_ms_ = 0;            // smoothed, steps with decode rows
+};
+
+}  // namespace bam

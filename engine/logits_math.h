@@ -1,0 +1,26 @@
+// Vectorised passes over one row of logits. The lanes and their order are fixed, so every machine computes the same bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace bam {
+
+inline constexpr size_t kLogitBlock = 256;
+
+inline size_t num_logit_blocks(size_t vocab) { return (vocab + kLogitBlock - 1) / kLogitBlock; }
+
+// maxima[b] = largest value of block b. False if a value is NaN or +infinity.
+bool block_maxima(std::span<const float> row, std::span<float> maxima);
+
+// probs[i] = exp((row[i] - max) * scale) and their sums per block; max is the row's maximum, so all are <= 1.
+void exp_blocks(std::span<const float> row, float max, float scale, std::span<float> probs, std::span<double> sums);
+
+// Sets values below `threshold` to zero and sums up what is left per block.
+void mask_below(std::span<float> probs, float threshold, std::span<double> sums);
+
+// How many values are greater than `value`.
+int64_t count_greater(std::span<const float> row, float value);
+
+}  // namespace bam

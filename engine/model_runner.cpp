@@ -1,0 +1,80 @@
+#include "engine/model_runner.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "base/check.h"
+
+namespace bam {
+
+ModelRunner::ModelRunner(BamModel& model, const KvPlan& plan)
+    : model_(model),
+      memory_(model.backend().allocate(plan.bytes())),
+      kv_{static_cast<std::byte*>(memory_->data()), plan.num_pages, plan.layout},
+      vocab_size_(static_cast<size_t>(model.config().vocab_size)) {
+  tokens_.reserve(static_cast<size_t>(plan.config.max_batched_tokens));
+  sequences_.reserve(static_cast<size_t>(plan.config.max_num_seqs));
+  logit_ranges_.reserve(static_cast<size_t>(plan.config.max_num_seqs));
+  logit_row_ids_.reserve(static_cast<size_t>(model.options().max_logit_rows));
+}
+
+void ModelRunner::copy_pages(std::vector<PageCopy>& copies) {
+  for (const PageCopy& copy : copies) model_.backend().copy_page(kv_, copy.from, copy.to);
+  copies.clear();
+}
+
+void ModelRunner::append(const ScheduledRows& scheduled) {
+  const Sequence& s = *scheduled.sequence;
+  const int64_t begin = s.num_computed, end = begin + scheduled.num_rows;
+  const int64_t row_begin = static_cast<int64_t>(tokens_.size());
+  sequences_.push_back({s.blocks.entries.data(), s.blocks.stride, row_begin, scheduled.num_rows, begin});
+  tokens_.insert(tokens_.end(), s.tokens.begin() + begin, s.tokens.begin() + end);
+
+  // The newest row predicts the next token; rows of the prompt are wanted only for prompt logprobs.
+  const bool samples = end == s.num_known() && s.num_known() < s.max_len;
+  LogitRows rows{samples ? end - 1 : end, samples ? 1 : 0, logit_row_ids_.size()};
+  if (s.wants_prompt_logits()) {
+    const int64_t first = std::max(begin, s.logits_from);
+    const int64_t last = std::max(std::min(end, s.num_prompt - 1), samples ? end : 0);
+    if (first < last) {
+      rows.first_pos = first;
+      rows.count = last - first;
+    }
+  }
+  for (int64_t i = 0; i < rows.count; ++i) {
+    logit_row_ids_.push_back(static_cast<int32_t>(row_begin + rows.first_pos + i - begin));
+  }
+  logit_ranges_.push_back(rows);
+}
+
+void ModelRunner::run(const SchedulePlan& plan) {
+  tokens_.clear();
+  sequences_.clear();
+  logit_row_ids_.clear();
+  logit_ranges_.clear();
+  int64_t end = 0;
+  for (const ScheduledRows& scheduled : plan.rows) {
+    append(scheduled);
+    end = std::max(end, scheduled.sequence->num_computed + scheduled.num_rows);
+  }
+  reserve_positions(end);
+  const size_t floats = logit_row_ids_.size() * vocab_size_;
+  if (logits_.size() < floats) logits_.resize(std::max(floats, 2 * logits_.size()));
+  model_.forward({tokens_, sequences_, logit_row_ids_}, kv_, std::span(logits_).first(floats));
+}
+
+std::span<const float> ModelRunner::logits(size_t entry, int64_t position) const {
+  const LogitRows& rows = logit_ranges_[entry];
+  BAM_CHECK(position >= rows.first_pos && position < rows.first_pos + rows.count);
+  const size_t row = rows.offset + static_cast<size_t>(position - rows.first_pos);
+  return std::span(logits_).subspan(row * vocab_size_, vocab_size_);
+}
+
+void ModelRunner::reserve_positions(int64_t n) {
+  if (n <= reserved_positions_) return;
+  reserved_positions_ = std::min(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(n, 1024)))),
+                                 std::max(n, kMaxModelLen));
+  model_.reserve_positions(reserved_positions_);
+}
+
+}  // namespace bam

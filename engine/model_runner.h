@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/capacity.h"
+#include "engine/scheduler.h"
+#include "models/bam.h"
+
+namespace bam {
+
+// Turns a plan into one forward call. Owns the memory of the KV pages; reuses its buffers, so that a step allocates
+// nothing. Used by the engine thread only.
+class ModelRunner {
+ public:
+  // model outlives the runner.
+  ModelRunner(BamModel& model, const KvPlan& plan);
+
+  const KvCacheView& kv() const { return kv_; }
+  // Copy-on-write copies, in order; empties the list.
+  void copy_pages(std::vector<PageCopy>& copies);
+  // Computes all rows of the plan. Throws what the model throws.
+  void run(const SchedulePlan& plan);
+
+  // The rows of plan entry `entry` that have logits: positions [first_pos, first_pos + count).
+  struct LogitRows {
+    int64_t first_pos = 0;
+    int64_t count = 0;
+    size_t offset = 0;  // first row in the logits buffer
+  };
+  const LogitRows& logit_rows(size_t entry) const { return logit_ranges_[entry]; }
+  std::span<const float> logits(size_t entry, int64_t position) const;
+
+  // Prepares the model for positions < n, geometrically.
+  void reserve_positions(int64_t n);
+
+ private:
+  void append(const ScheduledRows& scheduled);
+
+  BamModel& model_;
+  std::unique_ptr<DeviceBuffer> memory_;
+  KvCacheView kv_;
+  size_t vocab_size_;
+  int64_t reserved_positions_ = 0;
+  std::vector<int32_t> tokens_;          // [rows]
+  std::vector<SequenceRows> sequences_;
+  std::vector<int32_t> logit_row_ids_;
+  std::vector<LogitRows> logit_ranges_;  // [plan entries]
+  std::vector<float> logits_;            // [max_logit_rows, vocab], grown once
+};
+
+}  // namespace bam

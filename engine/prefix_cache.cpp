@@ -1,0 +1,204 @@
+#include "engine/prefix_cache.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+
+namespace bam {
+
+namespace {
+
+// Finalizer with full avalanche (xor-shift-multiply).
+uint64_t mix(uint64_t x, uint64_t k1, uint64_t k2) {
+  x = (x ^ (x >> 32)) * k1;
+  x = (x ^ (x >> 29)) * k2;
+  return x ^ (x >> 32);
+}
+
+constexpr uint64_t kA = 0x9fb21c651e98df25, kB = 0xd6e8feb86659fd93;
+constexpr uint64_t kC = 0xa0761d6478bd642f, kD = 0xe7037ed1a0b428db;
+
+std::vector<int32_t> salt_content(std::string_view salt) {
+  return std::vector<int32_t>(salt.begin(), salt.end());
+}
+
+}  // namespace
+
+Hash128 hash_chain(const Hash128& parent, std::span<const int32_t> tokens) {
+  uint64_t a = parent.lo ^ tokens.size(), b = parent.hi + tokens.size();
+  for (const int32_t token : tokens) {
+    const uint64_t t = static_cast<uint32_t>(token) + 1;
+    a = std::rotl(a ^ (t * kA), 27) * kC;
+    b = (std::rotl(b, 31) + t * kB) * kD;
+  }
+  return {mix(a ^ parent.hi, kA, kB), mix(b ^ parent.lo, kC, kD)};
+}
+
+uint64_t hash_bytes(std::span<const std::byte> bytes, uint64_t seed) {
+  uint64_t lanes[4] = {seed ^ kA, seed ^ kB, seed ^ kC, seed ^ kD};
+  for (size_t at = 0; at < bytes.size(); at += 32) {
+    uint64_t words[4] = {};
+    std::memcpy(words, bytes.data() + at, std::min<size_t>(32, bytes.size() - at));
+    for (int i = 0; i < 4; ++i) lanes[i] = std::rotl(lanes[i] ^ (words[i] * kA), 29) * kC;
+  }
+  uint64_t h = bytes.size() * kD;
+  for (const uint64_t lane : lanes) h = mix(h ^ lane, kA, kC) + lane;
+  return mix(h, kB, kD);
+}
+
+PrefixCache::PrefixCache(BlockPool& pool, int page_size, std::vector<bool> unbounded,
+                         uint64_t fingerprint)
+    : pool_(pool),
+      page_size_(page_size),
+      num_groups_(unbounded.size()),
+      unbounded_(std::move(unbounded)),
+      fingerprint_(fingerprint) {
+  num_unbounded_ = static_cast<int32_t>(std::count(unbounded_.begin(), unbounded_.end(), true));
+}
+
+Hash128 PrefixCache::root_hash(std::string_view salt) const {
+  return hash_chain({fingerprint_ ^ kA, fingerprint_ ^ kC}, salt_content(salt));
+}
+
+int32_t PrefixCache::find_root(std::string_view salt) const {
+  return lookup(kNone, root_hash(salt), salt_content(salt));
+}
+
+int32_t PrefixCache::insert_root(std::string_view salt) {
+  const int32_t found = find_root(salt);
+  return found != kNone ? found : create(kNone, root_hash(salt), salt_content(salt));
+}
+
+int32_t PrefixCache::lookup(int32_t parent, const Hash128& hash,
+                            std::span<const int32_t> content) const {
+  const auto it = index_.find(hash);
+  if (it == index_.end()) return kNone;
+  const Node& node = nodes_[static_cast<size_t>(it->second)];
+  const bool same = node.parent == parent && std::ranges::equal(node.content, content);
+  return same ? it->second : kNone;
+}
+
+int32_t PrefixCache::find(int32_t parent, const Hash128& hash,
+                          std::span<const int32_t> tokens) const {
+  return lookup(parent, hash, tokens);
+}
+
+int32_t PrefixCache::insert(int32_t parent, const Hash128& hash, std::span<const int32_t> tokens) {
+  BAM_CHECK(static_cast<int>(tokens.size()) == page_size_);
+  const int32_t found = lookup(parent, hash, tokens);
+  return found != kNone ? found : create(parent, hash, tokens);
+}
+
+int32_t PrefixCache::create(int32_t parent, const Hash128& hash, std::span<const int32_t> content) {
+  if (index_.contains(hash)) return kNone;  // a collision: the first one stays
+  int32_t id;
+  if (!free_nodes_.empty()) {
+    id = free_nodes_.back();
+    free_nodes_.pop_back();
+  } else {
+    id = static_cast<int32_t>(nodes_.size());
+    nodes_.emplace_back();
+    pages_.resize(pages_.size() + num_groups_, kNoPage);
+  }
+  Node& node = nodes_[static_cast<size_t>(id)];
+  node.hash = hash;
+  node.parent = parent;
+  node.live = true;
+  node.content.assign(content.begin(), content.end());
+  index_.emplace(hash, id);
+  if (parent != kNone) pin(parent);
+  return id;
+}
+
+void PrefixCache::set_page(int32_t node, int group, int32_t page) {
+  int32_t& entry = pages_[slot(node, group)];
+  BAM_CHECK(entry == kNoPage);
+  pool_.publish(page, {node, group});
+  entry = page;
+  Node& n = nodes_[static_cast<size_t>(node)];
+  ++n.num_pages;
+  n.num_unbounded += unbounded_[static_cast<size_t>(group)];
+}
+
+void PrefixCache::drop_page(int32_t node, int group) {
+  pages_[slot(node, group)] = kNoPage;
+  Node& n = nodes_[static_cast<size_t>(node)];
+  --n.num_pages;
+  n.num_unbounded -= unbounded_[static_cast<size_t>(group)];
+}
+
+void PrefixCache::forget(PageOwner owner) {
+  drop_page(owner.node, owner.group);
+  collect(owner.node);
+}
+
+void PrefixCache::unpublish_node(int32_t node) {
+  for (int group = 0; group < static_cast<int>(num_groups_); ++group) {
+    const int32_t page = pages_[slot(node, group)];
+    if (page == kNoPage) continue;
+    pool_.unpublish(page);
+    drop_page(node, group);
+  }
+  collect(node);
+}
+
+void PrefixCache::unpin(int32_t node) {
+  --nodes_[static_cast<size_t>(node)].refs;
+  collect(node);
+}
+
+void PrefixCache::collect(int32_t node) {
+  while (node != kNone) {
+    Node& n = nodes_[static_cast<size_t>(node)];
+    if (!n.live || n.refs > 0 || n.num_pages > 0) return;
+    const int32_t parent = n.parent;
+    index_.erase(n.hash);
+    n.live = false;
+    free_nodes_.push_back(node);
+    if (parent != kNone) --nodes_[static_cast<size_t>(parent)].refs;
+    node = parent;
+  }
+}
+
+std::string PrefixCache::check_integrity() const {
+  std::vector<int32_t> children(nodes_.size(), 0);
+  size_t live = 0;
+  for (size_t id = 0; id < nodes_.size(); ++id) {
+    const Node& node = nodes_[id];
+    if (!node.live) continue;
+    ++live;
+    if (node.parent != kNone) ++children[static_cast<size_t>(node.parent)];
+    int32_t pages = 0, unbounded = 0;
+    for (size_t g = 0; g < num_groups_; ++g) {
+      const int32_t page = pages_[id * num_groups_ + g];
+      if (page == kNoPage) continue;
+      ++pages;
+      unbounded += unbounded_[g];
+      const PageOwner owner = pool_.owner(page);
+      if (owner.node != static_cast<int32_t>(id) || owner.group != static_cast<int32_t>(g)) {
+        return fmt::format("page {} of node {} group {} belongs to node {} group {}", page, id, g,
+                           owner.node, owner.group);
+      }
+    }
+    if (pages != node.num_pages || unbounded != node.num_unbounded) {
+      return fmt::format("node {} counts {} pages and has {}", id, node.num_pages, pages);
+    }
+    if (pages == 0 && node.refs == 0) return fmt::format("node {} is dead but listed", id);
+  }
+  for (size_t id = 0; id < nodes_.size(); ++id) {
+    if (!nodes_[id].live) continue;
+    if (nodes_[id].refs < children[id]) return fmt::format("node {} lost a child", id);
+    const int32_t parent = nodes_[id].parent;
+    if (parent != kNone && !nodes_[static_cast<size_t>(parent)].live) {
+      return fmt::format("node {} has a dead parent", id);
+    }
+  }
+  if (live != index_.size()) return "the index and the nodes differ";
+  return {};
+}
+
+}  // namespace bam

@@ -1,0 +1,329 @@
+#include "engine/sampler.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "engine/logits_math.h"
+#include "engine/philox.h"
+
+namespace bam {
+
+namespace {
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr float kGreedyTemperature = 1e-5f;
+
+// Bins of relative probabilities in (0, 1]: 32 per factor of two, the last one takes everything below 2^-32.
+constexpr size_t kNumBins = 1024;
+constexpr uint32_t kOneBits = 0x3f800000, kBinShift = 18;
+
+size_t bin_of(float p) { return std::min<size_t>((kOneBits - std::bit_cast<uint32_t>(p)) >> kBinShift, kNumBins - 1); }
+
+// Every value of bin b is at least this.
+float bin_floor(size_t bin) {
+  if (bin + 1 >= kNumBins) return std::numeric_limits<float>::min();
+  return std::bit_cast<float>(kOneBits - ((static_cast<uint32_t>(bin) + 1) << kBinShift) + 1);
+}
+
+bool uses_penalties(const SamplingParams& p) {
+  return p.repetition_penalty != 1.0f || p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f;
+}
+
+template <typename T>
+bool better(const T& a, const T& b) {
+  return a.value != b.value ? a.value > b.value : a.id < b.id;
+}
+
+}  // namespace
+
+SamplerState::SamplerState(const SamplingParams& params, uint64_t seed, int32_t choice, int32_t vocab_size,
+                           std::span<const int32_t> prompt, std::unique_ptr<TokenConstraint> constraint)
+    : params_(params), seed_(seed), choice_(choice), constraint_(std::move(constraint)) {
+  if (!uses_penalties(params)) return;
+  output_counts_.assign(static_cast<size_t>(vocab_size), -1);
+  if (params.repetition_penalty == 1.0f) return;  // the prompt matters to nothing else
+  for (const int32_t token : prompt) {
+    int32_t& count = output_counts_[static_cast<size_t>(token)];
+    if (count < 0) seen_.push_back(token);
+    count = 0;
+  }
+}
+
+void SamplerState::accept(int32_t token) {
+  ++num_generated_;
+  if (constraint_) constraint_->accept(token);
+  if (output_counts_.empty()) return;
+  int32_t& count = output_counts_[static_cast<size_t>(token)];
+  if (count < 0) {
+    seen_.push_back(token);
+    count = 0;
+  }
+  ++count;
+}
+
+Sampler::Sampler(int32_t vocab_size, std::vector<int32_t> eos_token_ids)
+    : vocab_size_(vocab_size), eos_token_ids_(std::move(eos_token_ids)) {
+  const size_t vocab = static_cast<size_t>(vocab_size);
+  work_.resize(vocab);
+  probs_.resize(vocab);
+  maxima_.resize(num_logit_blocks(vocab));
+  order_.resize(maxima_.size());
+  sums_.resize(maxima_.size());
+  bin_mass_.resize(kNumBins);
+  bin_count_.resize(kNumBins);
+  buffer_.resize(vocab + 1);
+  allowed_.resize((vocab + 31) / 32);
+}
+
+Sample Sampler::sample(std::span<const float> logits, SamplerState& state) {
+  Sample result;
+  if (!block_maxima(logits, maxima_) || std::ranges::max(maxima_) == kMinusInfinity) {
+    result.status = SampleStatus::kBadLogits;
+    return result;
+  }
+  std::span<const float> row = logits;
+  if (modifies(state)) {
+    std::ranges::copy(logits, work_.begin());
+    apply_penalties(state);
+    if (!apply_masks(state)) {
+      result.status = SampleStatus::kNoToken;
+      return result;
+    }
+    row = work_;
+  }
+  result.token = state.params_.temperature < kGreedyTemperature ? argmax(row) : draw(row, state);
+  if (state.params_.num_logprobs >= 0) {
+    result.logprobs = logprobs(logits, result.token, state.params_.num_logprobs);
+  }
+  return result;
+}
+
+std::optional<TokenLogprobs> Sampler::logprobs(std::span<const float> logits, int32_t token, int32_t num_top) {
+  if (!block_maxima(logits, maxima_) || std::ranges::max(maxima_) == kMinusInfinity) return std::nullopt;
+  return make_logprobs(logits, token, num_top);
+}
+
+bool Sampler::modifies(const SamplerState& state) const {
+  const SamplingParams& p = state.params_;
+  return uses_penalties(p) || !p.logit_bias.empty() || state.num_generated_ < p.min_tokens || state.constraint_;
+}
+
+void Sampler::apply_penalties(const SamplerState& state) {
+  const SamplingParams& p = state.params_;
+  for (const int32_t token : state.seen_) {
+    float& x = work_[static_cast<size_t>(token)];
+    const int32_t count = state.output_counts_[static_cast<size_t>(token)];
+    x = x > 0 ? x / p.repetition_penalty : x * p.repetition_penalty;
+    if (count > 0) x -= p.presence_penalty + p.frequency_penalty * static_cast<float>(count);
+  }
+  for (const auto& [token, bias] : p.logit_bias) {
+    if (token >= 0 && token < vocab_size_) work_[static_cast<size_t>(token)] += bias;
+  }
+}
+
+// Leaves at least one token, or returns false. Also brings maxima_ up to date with work_.
+bool Sampler::apply_masks(SamplerState& state) {
+  const SamplingParams& p = state.params_;
+  if (state.constraint_) {
+    std::ranges::fill(allowed_, 0u);
+    state.constraint_->allowed_tokens(allowed_);
+    for (size_t t = 0; t < work_.size(); ++t) {
+      if (!((allowed_[t / 32] >> (t % 32)) & 1u)) work_[t] = kMinusInfinity;
+    }
+  }
+  if (state.num_generated_ < p.min_tokens) {
+    std::vector<std::pair<int32_t, float>> saved;
+    for (const std::span<const int32_t> ids : {std::span(std::as_const(eos_token_ids_)), std::span(p.stop_token_ids)}) {
+      for (const int32_t token : ids) {
+        if (token < 0 || token >= vocab_size_) continue;
+        saved.emplace_back(token, work_[static_cast<size_t>(token)]);
+        work_[static_cast<size_t>(token)] = kMinusInfinity;
+      }
+    }
+    block_maxima(work_, maxima_);
+    if (std::ranges::max(maxima_) > kMinusInfinity) return true;
+    // Only the end is left: a constraint that is complete wins over min_tokens. Backwards, in case of repeated ids.
+    for (size_t i = saved.size(); i-- > 0;) work_[static_cast<size_t>(saved[i].first)] = saved[i].second;
+  }
+  block_maxima(work_, maxima_);
+  return std::ranges::max(maxima_) > kMinusInfinity;
+}
+
+int32_t Sampler::argmax(std::span<const float> row) const {
+  const size_t block = static_cast<size_t>(std::ranges::max_element(maxima_) - maxima_.begin());
+  const auto begin = row.begin() + static_cast<std::ptrdiff_t>(block * kLogitBlock);
+  return static_cast<int32_t>(std::find(begin, row.end(), maxima_[block]) - row.begin());
+}
+
+int32_t Sampler::draw(std::span<const float> row, const SamplerState& state) {
+  const SamplingParams& p = state.params_;
+  exp_blocks(row, std::ranges::max(maxima_), 1.0f / p.temperature, probs_, sums_);
+  const double total = std::accumulate(sums_.begin(), sums_.end(), 0.0);
+  const double uniform = philox_uniform(state.seed_, static_cast<uint32_t>(state.choice_),
+                                        static_cast<uint64_t>(state.num_generated_));
+  const bool restricted = (p.top_k > 0 && p.top_k < vocab_size_) || p.top_p < 1.0f || p.min_p > 0.0f;
+  if (!restricted) return draw_from_blocks(uniform * total);
+  if (restrict_candidates(p, total)) return draw_from_candidates(uniform);
+  restrict_flat(p, total);
+  return draw_from_blocks(uniform * std::accumulate(sums_.begin(), sums_.end(), 0.0));
+}
+
+int32_t Sampler::draw_from_blocks(double target) const {
+  size_t block = 0;
+  while (block + 1 < sums_.size() && target >= sums_[block]) target -= sums_[block++];
+  // Rounding may carry the target past the end of the last block: then the last possible token is it.
+  while (sums_[block] == 0) --block;
+  int32_t last = 0;
+  const size_t end = std::min(probs_.size(), (block + 1) * kLogitBlock);
+  for (size_t i = block * kLogitBlock; i < end; ++i) {
+    if (probs_[i] <= 0) continue;
+    last = static_cast<int32_t>(i);
+    target -= static_cast<double>(probs_[i]);
+    if (target < 0) break;
+  }
+  return last;
+}
+
+int32_t Sampler::draw_from_candidates(double uniform) const {
+  double total = 0;
+  for (const Candidate& c : candidates_) total += static_cast<double>(c.value);
+  double target = uniform * total;
+  for (const Candidate& c : candidates_) {
+    target -= static_cast<double>(c.value);
+    if (target < 0) return c.id;
+  }
+  return candidates_.back().id;
+}
+
+bool Sampler::restrict_candidates(const SamplingParams& p, double total) {
+  constexpr float kLikely = 0.0025f;  // e^-6: covers the mass of an ordinary trained model's row
+  constexpr size_t kMaxSort = 2048;
+  block_maxima(probs_, maxima_);
+  if (p.top_k > 0 && p.top_k < vocab_size_) {
+    keep_top(static_cast<size_t>(p.top_k), probs_);
+    if (p.top_p < 1.0f) {
+      double kept = 0;
+      for (const Candidate& c : candidates_) kept += static_cast<double>(c.value);
+      keep_mass(static_cast<double>(p.top_p) * kept);
+    }
+  } else if (p.top_p < 1.0f) {
+    gather(probs_, kLikely, 2.0f, kMaxSort);
+    if (candidates_.size() > kMaxSort) return false;
+    double likely = 0;
+    for (const Candidate& c : candidates_) likely += static_cast<double>(c.value);
+    const double mass = static_cast<double>(p.top_p) * total;
+    if (likely < mass) return false;
+    keep_mass(mass);
+  } else {
+    gather(probs_, p.min_p, 2.0f, buffer_.size());
+  }
+  const auto unlikely = std::ranges::remove_if(candidates_, [&](const Candidate& c) { return c.value < p.min_p; });
+  candidates_ = candidates_.first(candidates_.size() - unlikely.size());
+  return true;
+}
+
+void Sampler::restrict_flat(const SamplingParams& p, double total) {
+  const double mass = static_cast<double>(p.top_p) * total;
+  const Bin bin = find_bin(std::numeric_limits<size_t>::max(), mass);
+  // Above the bin everything stays, below nothing; inside it the order decides.
+  gather(probs_, bin.floor, bin.ceiling, buffer_.size());
+  std::sort(candidates_.begin(), candidates_.end(), better<Candidate>);
+  mask_below(probs_, std::max(bin.floor, p.min_p), sums_);
+  double sum = bin.mass_above;
+  for (const Candidate& c : candidates_) {
+    const bool keep = sum < mass;
+    sum += static_cast<double>(c.value);
+    float& prob = probs_[static_cast<size_t>(c.id)];
+    if (keep || prob == 0) continue;
+    sums_[static_cast<size_t>(c.id) / kLogitBlock] -= static_cast<double>(prob);
+    prob = 0;
+  }
+}
+
+void Sampler::gather(std::span<const float> values, float low, float high, size_t limit) {
+  size_t count = 0;
+  for (size_t block = 0; block < maxima_.size() && count <= limit; ++block) {
+    if (maxima_[block] < low) continue;
+    const size_t end = std::min(values.size(), (block + 1) * kLogitBlock);
+    for (size_t i = block * kLogitBlock; i < end; ++i) {
+      // Written always, kept sometimes: a branch here would be mispredicted all the time.
+      buffer_[count] = {values[i], static_cast<int32_t>(i)};
+      count += static_cast<size_t>(values[i] >= low) & static_cast<size_t>(values[i] < high);
+    }
+  }
+  candidates_ = std::span(buffer_).first(count);
+}
+
+// The `count` best of `values`, whose block maxima are in maxima_; in no particular order.
+void Sampler::keep_top(size_t count, std::span<const float> values) {
+  // The count-th best block maximum is a value that at least `count` tokens reach.
+  const bool of_probs = values.data() == probs_.data();
+  float threshold = kMinusInfinity;
+  if (count <= maxima_.size()) {
+    std::ranges::copy(maxima_, order_.begin());
+    const auto nth = order_.begin() + static_cast<std::ptrdiff_t>(count - 1);
+    std::nth_element(order_.begin(), nth, order_.end(), std::greater<>());
+    threshold = *nth;
+  } else if (of_probs) {
+    threshold = find_bin(count, std::numeric_limits<double>::infinity()).floor;
+  }
+  // A token of probability zero is no candidate, however few there are.
+  if (of_probs) threshold = std::max(threshold, std::numeric_limits<float>::min());
+  gather(values, threshold, std::numeric_limits<float>::infinity(), buffer_.size());
+  if (candidates_.size() <= count) return;
+  const auto nth = candidates_.begin() + static_cast<std::ptrdiff_t>(count);
+  std::nth_element(candidates_.begin(), nth, candidates_.end(), better<Candidate>);
+  candidates_ = candidates_.first(count);
+}
+
+Sampler::Bin Sampler::find_bin(size_t count, double mass) {
+  std::ranges::fill(bin_mass_, 0.0);
+  std::ranges::fill(bin_count_, 0u);
+  for (const float p : probs_) {
+    const size_t bin = bin_of(p);
+    bin_mass_[bin] += static_cast<double>(p);
+    ++bin_count_[bin];
+  }
+  double mass_above = 0;
+  size_t count_above = 0, bin = 0;
+  for (; bin + 1 < kNumBins; ++bin) {
+    if (count_above + bin_count_[bin] >= count || mass_above + bin_mass_[bin] >= mass) break;
+    mass_above += bin_mass_[bin];
+    count_above += bin_count_[bin];
+  }
+  return {bin_floor(bin), bin == 0 ? 2.0f : bin_floor(bin - 1), mass_above};
+}
+
+// The fewest best candidates with at least this mass, best first.
+void Sampler::keep_mass(double mass) {
+  std::sort(candidates_.begin(), candidates_.end(), better<Candidate>);
+  size_t keep = 0;
+  for (double sum = 0; keep < candidates_.size() && (keep == 0 || sum < mass); ++keep) {
+    sum += static_cast<double>(candidates_[keep].value);
+  }
+  candidates_ = candidates_.first(keep);
+}
+
+TokenLogprobs Sampler::make_logprobs(std::span<const float> row, int32_t token, int32_t num_top) {
+  const float max = std::ranges::max(maxima_);
+  exp_blocks(row, max, 1.0f, probs_, sums_);
+  const double log_total = std::log(std::accumulate(sums_.begin(), sums_.end(), 0.0));
+  const auto logprob = [&](float x) {
+    return static_cast<float>(static_cast<double>(x) - static_cast<double>(max) - log_total);
+  };
+  TokenLogprobs result;
+  const float own = row[static_cast<size_t>(token)];
+  result.logprob = logprob(own);
+  result.rank = static_cast<int32_t>(count_greater(row, own)) + 1;
+  if (num_top > 0) {
+    keep_top(static_cast<size_t>(std::min(num_top, vocab_size_)), row);
+    std::sort(candidates_.begin(), candidates_.end(), better<Candidate>);
+    for (const Candidate& c : candidates_) result.top.emplace_back(c.id, logprob(c.value));
+  }
+  return result;
+}
+
+}  // namespace bam

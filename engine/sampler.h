@@ -1,0 +1,112 @@
+// From one row of logits to one token. Order of operations:
+//
+//   repetition, presence and frequency penalties -> logit bias -> min_tokens and constraint masks -> temperature
+//   -> top-k -> top-p (of what top-k left) -> min-p -> draw
+//
+// Ties are broken by the lower token id everywhere. Log-probabilities are those of the model itself: log-softmax of the
+// raw logits, before penalties, bias, masks and temperature. All of it depends on the row, the request and the sequence's
+// own history only. Used by the engine thread only.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/request.h"
+
+namespace bam {
+
+// What sampling remembers of one sequence.
+class SamplerState {
+ public:
+  // params outlives the state. prompt: for the repetition penalty. constraint may be null.
+  SamplerState(const SamplingParams& params, uint64_t seed, int32_t choice, int32_t vocab_size,
+               std::span<const int32_t> prompt, std::unique_ptr<TokenConstraint> constraint);
+
+  // A token was sampled (or is replayed): it counts for penalties, the constraint and the random stream.
+  void accept(int32_t token);
+
+  int64_t num_generated() const { return num_generated_; }
+  // Nothing but the end may follow.
+  bool constraint_finished() const { return constraint_ && constraint_->finished(); }
+
+ private:
+  friend class Sampler;
+  const SamplingParams& params_;
+  uint64_t seed_;
+  int32_t choice_;
+  std::unique_ptr<TokenConstraint> constraint_;
+  int64_t num_generated_ = 0;
+  // Only with penalties:
+  std::vector<int32_t> seen_;           // distinct tokens of prompt and output
+  std::vector<int32_t> output_counts_;  // [vocab]; -1: not seen at all
+};
+
+enum class SampleStatus : uint8_t {
+  kOk,
+  kBadLogits,  // NaN or infinity
+  kNoToken,    // the constraint allows nothing
+};
+
+struct Sample {
+  SampleStatus status = SampleStatus::kOk;
+  int32_t token = -1;
+  std::optional<TokenLogprobs> logprobs;
+};
+
+class Sampler {
+ public:
+  Sampler(int32_t vocab_size, std::vector<int32_t> eos_token_ids);
+
+  // Samples the next token of a sequence from logits [vocab]; does not accept() it.
+  Sample sample(std::span<const float> logits, SamplerState& state);
+  // Log-probabilities of `token`; nullopt for bad logits.
+  std::optional<TokenLogprobs> logprobs(std::span<const float> logits, int32_t token, int32_t num_top);
+
+ private:
+  struct Candidate {
+    float value;
+    int32_t id;
+  };
+
+  bool modifies(const SamplerState& state) const;
+  void apply_penalties(const SamplerState& state);
+  bool apply_masks(SamplerState& state);
+  int32_t argmax(std::span<const float> row) const;
+  int32_t draw(std::span<const float> row, const SamplerState& state);
+  int32_t draw_from_blocks(double target) const;
+  int32_t draw_from_candidates(double uniform) const;
+  // candidates_ = what top-k, top-p and min-p leave; total = sum of probs_. False: see restrict_flat().
+  bool restrict_candidates(const SamplingParams& params, double total);
+  // top-p and min-p for rows with very many likely tokens: zeroes the others in probs_ and renews sums_.
+  void restrict_flat(const SamplingParams& params, double total);
+  void keep_top(size_t count, std::span<const float> values);
+  void keep_mass(double mass);
+  struct Bin {
+    float floor, ceiling;  // its values are in [floor, ceiling)
+    double mass_above;     // of the values from ceiling up
+  };
+  // The bin of probs_ in which the tokens, best first, reach `count` or `mass`.
+  Bin find_bin(size_t count, double mass);
+  // candidates_ = everything in `values` within [low, high), by id; at most limit + 1 of them.
+  void gather(std::span<const float> values, float low, float high, size_t limit);
+  TokenLogprobs make_logprobs(std::span<const float> row, int32_t token, int32_t num_top);
+
+  int32_t vocab_size_;
+  std::vector<int32_t> eos_token_ids_;
+  // Scratch, sized once.
+  std::vector<float> work_;           // [vocab] modified logits
+  std::vector<float> probs_;          // [vocab] relative to the best token
+  std::vector<float> maxima_;         // [blocks] of the values being looked at
+  std::vector<float> order_;          // [blocks]
+  std::vector<double> sums_;          // [blocks] of probs_
+  std::vector<double> bin_mass_;
+  std::vector<uint32_t> bin_count_;
+  std::vector<Candidate> buffer_;     // [vocab + 1]
+  std::span<Candidate> candidates_;   // the front of buffer_
+  std::vector<uint32_t> allowed_;     // [(vocab + 31) / 32]
+};
+
+}  // namespace bam

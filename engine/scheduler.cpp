@@ -1,0 +1,261 @@
+#include "engine/scheduler.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace bam {
+
+namespace {
+
+void insert_sorted(std::vector<Sequence*>& queue, Sequence* sequence) {
+  const auto at = std::upper_bound(queue.begin(), queue.end(), sequence,
+                                   [](const Sequence* a, const Sequence* b) { return served_before(*a, *b); });
+  queue.insert(at, sequence);
+}
+
+}  // namespace
+
+Scheduler::Scheduler(SchedulerLimits limits, KvCache& kv, const CostModel& cost)
+    : limits_(limits), kv_(kv), cost_(cost) {
+  BAM_CHECK(limits.max_num_seqs > 0 && limits.max_batched_tokens >= limits.max_num_seqs &&
+            limits.max_logit_rows >= limits.max_num_seqs);
+}
+
+void Scheduler::add(Sequence& sequence) {
+  sequence.queue = Sequence::Queue::kWaiting;
+  insert_sorted(waiting_, &sequence);
+}
+
+void Scheduler::add_running(Sequence& sequence) {
+  if (static_cast<int64_t>(running_.size()) >= limits_.max_num_seqs) {
+    kv_.release(sequence.blocks);
+    sequence.num_computed = 0;
+    add(sequence);
+    return;
+  }
+  sequence.queue = Sequence::Queue::kRunning;
+  insert_sorted(running_, &sequence);
+}
+
+void Scheduler::remove(Sequence& sequence) {
+  if (sequence.queue == Sequence::Queue::kRunning) std::erase(running_, &sequence);
+  if (sequence.queue == Sequence::Queue::kWaiting) std::erase(waiting_, &sequence);
+  sequence.queue = Sequence::Queue::kNone;
+  kv_.release(sequence.blocks);
+}
+
+const SchedulePlan& Scheduler::schedule() {
+  plan_.rows.clear();
+  plan_.admitted.clear();
+  plan_.preempted.clear();
+  plan_.load = StepLoad{};
+  promote_starved();
+  schedule_decodes();
+  admit_waiting();
+  schedule_prefills();
+  collect_rows();
+  return plan_;
+}
+
+void Scheduler::promote_starved() {
+  bool changed = false;
+  for (auto* queue : {&running_, &waiting_}) {
+    for (Sequence* s : *queue) {
+      s->granted = 0;
+      if (++s->idle_steps <= kPromotionSteps || s->promoted) continue;
+      s->promoted = changed = true;
+    }
+  }
+  if (!changed) return;
+  const auto order = [](const Sequence* a, const Sequence* b) { return served_before(*a, *b); };
+  std::sort(running_.begin(), running_.end(), order);
+  std::sort(waiting_.begin(), waiting_.end(), order);
+}
+
+void Scheduler::schedule_decodes() {
+  // make_room only ever removes sequences behind the current one.
+  for (size_t i = 0; i < running_.size(); ++i) {
+    Sequence& s = *running_[i];
+    if (s.num_uncomputed() != 1 || !make_room(s, 1)) continue;
+    s.granted = 1;
+    plan_.load.add(s.num_computed, 1);
+  }
+}
+
+bool Scheduler::make_room(Sequence& s, int64_t rows) {
+  const int64_t end = s.num_computed + s.granted + rows;
+  while (!kv_.grow(s.blocks, s.num_computed, end)) {
+    Sequence* worst = running_.back();
+    if (worst == &s) return false;  // keeps its pages and waits for a better one to finish
+    preempt(*worst);
+  }
+  return true;
+}
+
+void Scheduler::preempt(Sequence& s) {
+  std::erase(running_, &s);
+  kv_.release(s.blocks);
+  s.num_computed = 0;
+  s.granted = 0;
+  ++s.num_preemptions;
+  std::erase(plan_.admitted, &s);
+  plan_.preempted.push_back(&s);
+  add(s);
+}
+
+// Pages that running sequences will take soon, for their known tokens and one block more: newcomers must not be admitted
+// into them only to be preempted.
+int64_t Scheduler::reserved_pages() const {
+  int64_t pages = 0;
+  for (const Sequence* s : running_) {
+    const int64_t ahead = s->num_known() + kv_.geometry().page_size();
+    const int64_t need = kv_.geometry().pages_for(std::min(ahead, s->max_len));
+    pages += std::max<int64_t>(0, need - s->blocks.num_pages);
+  }
+  return pages;
+}
+
+bool Scheduler::try_admit(Sequence& s) {
+  // At least one token is computed, and none whose logits somebody waits for is skipped.
+  const int64_t max_cached = std::min(s.num_known() - 1, s.logits_from);
+  const auto cached = kv_.admit(s.blocks, s.tokens, max_cached,
+                                std::min(s.num_known() + 1, s.max_len), reserved_pages());
+  if (!cached) return false;
+  s.num_computed = *cached;
+  s.overtaken = 0;
+  // Joins level with its class: no claim to time before it came.
+  double level = -1;
+  for (const Sequence* r : running_) {
+    if (same_class(*r, s) && r->num_uncomputed() > 1 && (level < 0 || r->virtual_time < level)) {
+      level = r->virtual_time;
+    }
+  }
+  s.virtual_time = std::max(s.virtual_time, level);
+  s.queue = Sequence::Queue::kRunning;
+  insert_sorted(running_, &s);
+  plan_.admitted.push_back(&s);
+  return true;
+}
+
+// By priority alone: a promoted sequence waits its turn instead of throwing out its equals.
+bool Scheduler::preempt_worse_class(const Sequence& s) {
+  int64_t pages = kv_.num_available(), worse = 0;
+  for (const Sequence* r : running_) {
+    if (r->promoted || r->priority <= s.priority) continue;
+    pages += r->blocks.num_pages;
+    ++worse;
+  }
+  if (worse == 0 || kv_.geometry().pages_for(s.num_known()) > pages) return false;
+  preempt(*running_.back());
+  return true;
+}
+
+void Scheduler::admit_waiting() {
+  if (!plan_.preempted.empty()) return;  // no memory to give away
+  Sequence* first_blocked = nullptr;
+  int blocked = 0;
+  for (size_t i = 0; i < waiting_.size() && blocked <= kMaxBlocked;) {
+    Sequence& s = *waiting_[i];
+    bool admitted = false;
+    while (!admitted) {
+      const bool slot = static_cast<int64_t>(running_.size()) < limits_.max_num_seqs;
+      admitted = slot && try_admit(s);
+      if (!admitted && !preempt_worse_class(s)) {
+        if (!slot) return;  // slots are given strictly in order
+        break;
+      }
+    }
+    if (admitted) {
+      waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
+      if (first_blocked && ++first_blocked->overtaken >= kMaxOvertakes) return;
+      continue;
+    }
+    if (!first_blocked) first_blocked = &s;
+    if (first_blocked->overtaken >= kMaxOvertakes) return;
+    ++blocked;
+    ++i;
+  }
+}
+
+double Scheduler::prefill_budget_ms(const StepLoad& decode) const {
+  const double target = limits_.step_target_ms;
+  if (decode.rows == 0) return kNoDecodeFactor * target - cost_.step_overhead_ms();
+  const double busy = cost_.predict_ms(decode);
+  return std::max(target - busy, std::max(target, busy) / 4);
+}
+
+void Scheduler::schedule_prefills() {
+  budget_ms_ = prefill_budget_ms(plan_.load);
+  rows_left_ = limits_.max_batched_tokens - plan_.load.rows;
+  logits_left_ = limits_.max_logit_rows - static_cast<int64_t>(running_.size());
+  prefill_started_ = false;
+  prefills_.clear();
+  for (Sequence* s : running_) {
+    if (s->granted == 0 && s->num_uncomputed() > 0) prefills_.push_back(s);
+  }
+  // Classes one after the other; within a class everybody shares.
+  for (size_t begin = 0; begin < prefills_.size();) {
+    size_t end = begin + 1;
+    while (end < prefills_.size() && same_class(*prefills_[begin], *prefills_[end])) ++end;
+    share_time({prefills_.data() + begin, end - begin});
+    begin = end;
+  }
+}
+
+// The next rows of a prefill, up to the next tile border; 0 when the step's time is used up.
+int64_t Scheduler::quantum(const Sequence& s) const {
+  const int64_t start = s.num_computed + s.granted;
+  const int64_t rows = std::min({kQuantumRows - start % kQuantumRows, s.num_known() - start, rows_left_});
+  return std::min(rows, std::max<int64_t>(cost_.rows_within(start, budget_ms_), prefill_started_ ? 0 : 1));
+}
+
+void Scheduler::share_time(std::span<Sequence*> active) {
+  double served_from = -1;
+  const std::span<Sequence*> members = active;
+  while (!active.empty() && rows_left_ > 0) {
+    // Least time received first; equal ones in serving order.
+    const auto next = std::min_element(active.begin(), active.end(), [](const Sequence* a, const Sequence* b) {
+      return a->virtual_time != b->virtual_time ? a->virtual_time < b->virtual_time : served_before(*a, *b);
+    });
+    Sequence& s = **next;
+    int64_t rows = 0;
+    bool can_run = s.queue == Sequence::Queue::kRunning && s.num_uncomputed() > s.granted;
+    if (can_run) {
+      rows = quantum(s);
+      if (rows == 0) break;
+      const int64_t own_logit = s.granted == 0 ? 1 : 0;
+      if (s.wants_prompt_logits()) rows = std::min(rows, logits_left_ + own_logit);
+      can_run = rows > 0 && make_room(s, rows);
+      if (can_run && s.wants_prompt_logits()) logits_left_ -= rows - own_logit;
+    }
+    if (!can_run) {  // done, without memory, or preempted by a better one just now
+      std::swap(*next, active.back());
+      active = active.first(active.size() - 1);
+      continue;
+    }
+    const double cost_ms = std::max(cost_.rows_ms(s.num_computed + s.granted, rows), 1e-6);
+    if (served_from < 0) served_from = s.virtual_time;
+    s.virtual_time += cost_ms;
+    s.granted += rows;
+    budget_ms_ -= cost_ms;
+    rows_left_ -= rows;
+    prefill_started_ = true;
+  }
+  // Time that a sequence without memory could not use is not owed to it.
+  for (Sequence* s : members) s->virtual_time = std::max(s->virtual_time, served_from);
+}
+
+void Scheduler::collect_rows() {
+  plan_.load = StepLoad{};
+  for (const bool decode : {true, false}) {
+    for (Sequence* s : running_) {
+      if (s->granted == 0 || (s->num_uncomputed() == 1) != decode) continue;
+      plan_.rows.push_back({s, s->granted});
+      plan_.load.add(s->num_computed, s->granted);
+      s->idle_steps = 0;
+    }
+  }
+}
+
+}  // namespace bam

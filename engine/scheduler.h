@@ -1,0 +1,108 @@
+// Decides which rows the next step computes. Knows no model: sequences, pages, a cost model and limits go in, a plan
+// comes out. Used by the engine thread only.
+//
+// Each step, in this order:
+//   1. decode rows: every running sequence with one uncomputed token gets its row;
+//   2. admission: waiting sequences in order (class, then arrival) while slots and pages last;
+//   3. prefill chunks: the time left of the step target is shared fairly by predicted milliseconds.
+//
+// What it promises:
+//   - Step time. With decode rows, prefill is given max(T - D, max(T, D) / 4) ms, where T is the target and D the
+//     predicted cost of the decode rows; without decode rows 4 T. At least one prefill row is always computed.
+//   - Fair share. Within a class, prefills receive equal time (start-time fair queueing in quanta of up to 64 rows). With k
+//     prefills of its class, one whose rows cost c ms is done at the latest ceil((k * (c + q)) / B) + 1 steps after its
+//     admission, with q the cost of a quantum and B the prefill time of a step; a long prefill gets at least its k-th part.
+//   - Classes (priority) are strict: a better class goes first, and may preempt a worse one. A sequence that got no row for
+//     kPromotionSteps steps in a row goes before every class from then on, so nothing starves.
+//   - Memory. When pages run out, the worst running sequence is preempted (pages released, recomputed later through the
+//     prefix cache), never a better one than the one in need. Any sequence fits the pool alone, so the best running one
+//     always makes progress. At most kMaxOvertakes sequences are admitted past one that waits for memory.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/cost_model.h"
+#include "engine/kv_cache.h"
+#include "engine/sequence.h"
+
+namespace bam {
+
+struct SchedulerLimits {
+  int64_t max_num_seqs = 64;
+  int64_t max_batched_tokens = 2048;  // >= max_num_seqs
+  int64_t max_logit_rows = 256;       // >= max_num_seqs
+  double step_target_ms = 50;
+};
+
+struct ScheduledRows {
+  Sequence* sequence = nullptr;
+  int64_t num_rows = 0;  // tokens [num_computed, num_computed + num_rows)
+};
+
+struct SchedulePlan {
+  std::vector<ScheduledRows> rows;    // decode rows first
+  std::vector<Sequence*> admitted;    // newly running; num_computed tells the prefix cache's share
+  std::vector<Sequence*> preempted;   // back in the waiting queue, pages released
+  StepLoad load;
+  bool empty() const { return rows.empty(); }
+};
+
+class Scheduler {
+ public:
+  static constexpr int64_t kPromotionSteps = 1024;
+  static constexpr int64_t kMaxOvertakes = 16;
+  static constexpr int64_t kQuantumRows = 64;
+  static constexpr double kNoDecodeFactor = 4;  // step time without decode rows, in targets
+
+  // kv and cost outlive the scheduler.
+  Scheduler(SchedulerLimits limits, KvCache& kv, const CostModel& cost);
+
+  void add(Sequence& sequence);  // to the waiting queue
+  // A fork that already shares its parent's pages: runs on if a slot is free, else gives them back and waits.
+  void add_running(Sequence& sequence);
+  // Takes it out of its queue and releases its pages.
+  void remove(Sequence& sequence);
+
+  // The next step. Admits, preempts and grows block tables; the caller runs the rows and then advances num_computed.
+  const SchedulePlan& schedule();
+
+  std::span<Sequence* const> running() const { return running_; }  // in serving order
+  std::span<Sequence* const> waiting() const { return waiting_; }
+  // Milliseconds of prefill in a step with this decode load.
+  double prefill_budget_ms(const StepLoad& decode) const;
+
+ private:
+  static constexpr int kMaxBlocked = 4;  // waiting sequences tried per step beyond the first that has no memory
+
+  void promote_starved();
+  void schedule_decodes();
+  void admit_waiting();
+  bool try_admit(Sequence& sequence);
+  bool preempt_worse_class(const Sequence& sequence);
+  int64_t reserved_pages() const;
+  void schedule_prefills();
+  void share_time(std::span<Sequence*> prefills);
+  int64_t quantum(const Sequence& sequence) const;
+  // Pages for rows up to `granted + rows`; preempts worse sequences if needed. False: it has to wait.
+  bool make_room(Sequence& sequence, int64_t rows);
+  void preempt(Sequence& sequence);
+  void collect_rows();
+
+  SchedulerLimits limits_;
+  KvCache& kv_;
+  const CostModel& cost_;
+  std::vector<Sequence*> running_;  // sorted by served_before
+  std::vector<Sequence*> waiting_;  // likewise
+  SchedulePlan plan_;
+
+  // While a plan is made: what prefills may still take.
+  std::vector<Sequence*> prefills_;
+  double budget_ms_ = 0;
+  int64_t rows_left_ = 0;
+  int64_t logits_left_ = 0;  // beyond the one row kept for every running sequence
+  bool prefill_started_ = false;
+};
+
+}  // namespace bam

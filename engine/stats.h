@@ -1,0 +1,62 @@
+// Numbers the engine publishes. Written by the engine thread with relaxed atomics, read by anyone.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/backend.h"
+
+namespace bam {
+
+// Cumulative histogram with fixed bounds, Prometheus semantics (counts[i]: values <= bounds[i], last: +Inf).
+class Histogram {
+ public:
+  explicit Histogram(std::vector<double> bounds);
+  void observe(double value);
+  const std::vector<double>& bounds() const { return bounds_; }
+  std::vector<uint64_t> cumulative_counts() const;
+  uint64_t count() const { return count_.load(std::memory_order_relaxed); }
+  double sum() const { return sum_.load(std::memory_order_relaxed); }
+
+ private:
+  std::vector<double> bounds_;
+  std::unique_ptr<std::atomic<uint64_t>[]> buckets_;
+  std::atomic<uint64_t> count_{0};
+  std::atomic<double> sum_{0};
+};
+
+struct EngineStats {
+  EngineStats();
+  std::atomic<uint64_t> steps{0}, prompt_tokens{0}, generated_tokens{0}, preemptions{0};
+  std::atomic<uint64_t> prefix_queries{0}, prefix_hits{0};      // in tokens
+  std::array<std::atomic<uint64_t>, 5> finished{};              // by FinishReason
+  std::atomic<uint64_t> reach_freed_bytes{0}, pages_evicted{0};
+  Histogram ttft_s, inter_token_s, e2e_s, queue_s, prefill_s, decode_s, prompt_len, generation_len, step_s;
+};
+
+enum class RequestState : uint8_t { kQueued, kPrefill, kDecode, kPreempted };
+
+struct LiveRequest {
+  std::string id;
+  RequestState state = RequestState::kQueued;
+  int32_t priority = 0, n = 1;
+  int64_t prompt_tokens = 0, cached_tokens = 0, processed_tokens = 0, generated_tokens = 0;
+  double age_ms = 0, eta_ms = 0;   // ETA to the first token while queued or in prefill, else to max_tokens
+};
+
+// A consistent picture taken by the engine thread between two steps.
+struct EngineSnapshot {
+  std::vector<LiveRequest> requests;
+  int64_t running = 0, waiting = 0, queued_tokens = 0;
+  int64_t pages_total = 0, pages_free = 0, pages_cached = 0, pages_used = 0;
+  double queued_work_s = 0;        // cost model: seconds of work before a new request would start
+  double last_step_age_s = 0;      // since the last finished step, 0 when idle
+  std::vector<AttentionCounters> attention;  // [layer * heads + head]
+};
+
+}  // namespace bam

@@ -1,0 +1,199 @@
+// Batch invariance on a real model: tokens and logprobs of a request are the same bits whatever else runs and however
+// memory, chunks, pages and threads are arranged.
+#include <gtest/gtest.h>
+
+#include "tests/engine/engine_fixture.h"
+
+namespace bam {
+namespace {
+
+using testing::CollectingSink;
+using testing::make_request;
+using testing::Outcome;
+using testing::random_prompt;
+using testing::same_logprobs;
+using testing::small_config;
+using testing::TempDir;
+using testing::TestModel;
+
+// A mix of everything a client can ask for; some prompts share a beginning.
+std::vector<Request> mixed_requests() {
+  std::mt19937 rng(2024);
+  const auto shared = random_prompt(rng, 200);
+  std::vector<Request> requests;
+  for (int i = 0; i < 14; ++i) {
+    std::vector<int32_t> prompt = random_prompt(rng, 1 + static_cast<int64_t>(rng() % 330));
+    if (i % 3 == 0) prompt.insert(prompt.begin(), shared.begin(), shared.end());
+    Request r = make_request("r" + std::to_string(i), std::move(prompt), 5 + static_cast<int64_t>(rng() % 40));
+    r.sampling.ignore_eos = i % 2 == 0;
+    r.sampling.num_logprobs = i % 4 == 0 ? 3 : 0;
+    if (i % 2 == 1) {
+      r.sampling.temperature = 0.9f;
+      r.sampling.seed = 100 + static_cast<uint64_t>(i);
+    }
+    if (i == 3) r.sampling.top_p = 0.8f;
+    if (i == 5) r.n = 3;
+    if (i == 6) r.n = 2, r.sampling.temperature = 1.2f, r.sampling.seed = 9;
+    if (i == 7) r.sampling.num_prompt_logprobs = 2;
+    if (i == 9) r.sampling.repetition_penalty = 1.3f, r.sampling.presence_penalty = 0.4f;
+    if (i == 11) r.sampling.min_p = 0.05f, r.sampling.top_k = 40;
+    if (i == 12) r.sampling.num_prompt_logprobs = 0, r.sampling.max_tokens = 0;
+    r.priority = static_cast<int32_t>(i % 3) - 1;
+    requests.push_back(std::move(r));
+  }
+  return requests;
+}
+
+void expect_same(const Request& request, const Outcome& expected, const Outcome& got) {
+  SCOPED_TRACE(request.id);
+  EXPECT_TRUE(got.in_order);
+  ASSERT_EQ(expected.choices.size(), got.choices.size());
+  for (size_t c = 0; c < expected.choices.size(); ++c) {
+    EXPECT_EQ(expected.choices[c].tokens, got.choices[c].tokens) << "choice " << c;
+    EXPECT_EQ(expected.choices[c].finish.reason, got.choices[c].finish.reason) << got.choices[c].finish.message;
+    EXPECT_TRUE(same_logprobs(expected.choices[c].logprobs, got.choices[c].logprobs)) << "choice " << c;
+  }
+  EXPECT_TRUE(same_logprobs(expected.prompt_logprobs, got.prompt_logprobs));
+}
+
+class Invariance : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    dir_ = new TempDir;
+    testing::write_checkpoint(testing::mixed_reach_spec(), dir_->path());
+    requests_ = new std::vector<Request>(mixed_requests());
+    expected_ = new std::vector<Outcome>;
+    EngineConfig config = small_config();
+    config.prefix_cache = false;
+    TestModel model(dir_->path());
+    Engine engine(model.load(), config, 7);
+    for (const Request& request : *requests_) {
+      auto sink = std::make_shared<CollectingSink>(request.n);
+      ASSERT_EQ(engine.submit(request, sink).status, SubmitStatus::kAccepted);
+      expected_->push_back(sink->wait());
+    }
+  }
+  static void TearDownTestSuite() {
+    delete expected_;
+    delete requests_;
+    delete dir_;
+  }
+
+  // Submits everything in a random order with random pauses and compares with the one-by-one runs.
+  void run_together(EngineConfig config, int threads, int rounds, uint32_t seed, uint64_t* preemptions = nullptr) {
+    TestModel model(dir_->path(), {threads});
+    Engine engine(model.load(), config, 7);
+    std::mt19937 rng(seed);
+    for (int round = 0; round < rounds; ++round) {
+      std::vector<size_t> order(requests_->size());
+      std::iota(order.begin(), order.end(), size_t{0});
+      std::shuffle(order.begin(), order.end(), rng);
+      std::vector<std::shared_ptr<CollectingSink>> sinks(requests_->size());
+      for (const size_t i : order) {
+        const Request& request = (*requests_)[i];
+        sinks[i] = std::make_shared<CollectingSink>(request.n);
+        const SubmitResult result = engine.submit(request, sinks[i]);
+        ASSERT_EQ(result.status, SubmitStatus::kAccepted) << result.message;
+        if (rng() % 3 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(rng() % 4));
+      }
+      for (size_t i = 0; i < sinks.size(); ++i) expect_same((*requests_)[i], (*expected_)[i], sinks[i]->wait());
+    }
+    ASSERT_TRUE(engine.drain(std::chrono::seconds(10)));
+    const auto snapshot = engine.snapshot();
+    EXPECT_EQ(snapshot->pages_free + snapshot->pages_cached, snapshot->pages_total);
+    EXPECT_GT(engine.stats().reach_freed_bytes.load(), 0u);
+    if (preemptions) *preemptions = engine.stats().preemptions.load();
+  }
+
+  // Just enough memory for the longest request alone, in the given pages.
+  uint64_t tight_memory(int page_size, int64_t spare_pages) {
+    TestModel model(dir_->path());
+    const auto loaded = model.load();
+    int64_t longest = 0;
+    for (const Request& r : *requests_) {
+      longest = std::max(longest, static_cast<int64_t>(r.prompt.size()) + r.sampling.max_tokens);
+    }
+    const KvGeometry geometry(page_size, loaded->group_reach(), 512);
+    const KvLayout layout = make_kv_layout(DType::kF16, static_cast<int>(loaded->config().head_dim), page_size);
+    return static_cast<uint64_t>(geometry.pages_for(longest) + spare_pages) * layout.page_bytes();
+  }
+
+  static TempDir* dir_;
+  static std::vector<Request>* requests_;
+  static std::vector<Outcome>* expected_;
+};
+TempDir* Invariance::dir_ = nullptr;
+std::vector<Request>* Invariance::requests_ = nullptr;
+std::vector<Outcome>* Invariance::expected_ = nullptr;
+
+TEST_F(Invariance, TheModelFreesPagesOfSomeGroupsOnly) {
+  TestModel model(dir_->path());
+  const auto reach = model.load()->group_reach();
+  EXPECT_TRUE(std::ranges::any_of(reach, [](int64_t r) { return r >= 0 && r < 400; }));
+  EXPECT_TRUE(std::ranges::any_of(reach, [](int64_t r) { return r < 0; }));
+}
+
+TEST_F(Invariance, OneByOneRunsAreSane) {
+  for (size_t i = 0; i < requests_->size(); ++i) {
+    const Request& r = (*requests_)[i];
+    const Outcome& o = (*expected_)[i];
+    EXPECT_TRUE(o.in_order);
+    for (const auto& c : o.choices) {
+      EXPECT_TRUE(c.finish.reason == FinishReason::kLength || c.finish.reason == FinishReason::kStop) << c.finish.message;
+      EXPECT_EQ(c.finish.generated_tokens, static_cast<int64_t>(c.tokens.size()));
+      EXPECT_EQ(c.logprobs.size(), c.tokens.size());
+    }
+    const size_t prompt_rows = r.sampling.num_prompt_logprobs >= 0 ? r.prompt.size() - 1 : 0;
+    EXPECT_EQ(o.prompt_logprobs.size(), prompt_rows);
+    ASSERT_FALSE(o.progress.empty());
+    EXPECT_EQ(o.progress.back().processed, static_cast<int64_t>(r.prompt.size()));
+  }
+}
+
+TEST_F(Invariance, Together) { run_together(small_config(), 1, 2, 1); }
+
+TEST_F(Invariance, TogetherWithoutPrefixCache) {
+  EngineConfig config = small_config();
+  config.prefix_cache = false;
+  run_together(config, 1, 1, 2);
+}
+
+TEST_F(Invariance, SmallChunksAndTwoThreads) {
+  EngineConfig config = small_config();
+  config.max_batched_tokens = 37;
+  config.step_target_ms = 1;
+  run_together(config, 2, 1, 3);
+}
+
+TEST_F(Invariance, LargerPages) {
+  EngineConfig config = small_config();
+  config.page_size = 128;
+  run_together(config, 2, 2, 4);
+}
+
+TEST_F(Invariance, FewSlots) {
+  EngineConfig config = small_config();
+  config.max_num_seqs = 2;
+  run_together(config, 1, 2, 5);
+}
+
+TEST_F(Invariance, ConstantPreemption) {
+  for (const int page_size : {64, 128}) {
+    EngineConfig config = small_config(tight_memory(page_size, 3));
+    config.page_size = page_size;
+    uint64_t preemptions = 0;
+    run_together(config, 1, 3, 6, &preemptions);
+    EXPECT_GT(preemptions, 5u) << "page size " << page_size;
+  }
+}
+
+TEST_F(Invariance, ConstantPreemptionWithoutPrefixCache) {
+  EngineConfig config = small_config(tight_memory(64, 3));
+  config.prefix_cache = false;
+  uint64_t preemptions = 0;
+  run_together(config, 2, 2, 7, &preemptions);
+  EXPECT_GT(preemptions, 5u);
+}
+
+}  // namespace
+}  // namespace bam
