@@ -1,0 +1,14 @@
+#pragma once
+
+namespace bam {
+
+// One function per sub-command. argv[0] is the sub-command's own name ("bench"); the result is the exit code:
+// 0 success, 1 the work failed, 2 the command line is wrong.
+int run_serve(int argc, char** argv);
+int run_generate(int argc, char** argv);
+int run_inspect(int argc, char** argv);
+int run_bench(int argc, char** argv);
+int run_passkey(int argc, char** argv);
+int run_eval(int argc, char** argv);
+
+}  // namespace bam

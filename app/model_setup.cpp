@@ -1,0 +1,157 @@
+#include "app/model_setup.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "models/bam.h"
+#include "models/weights.h"
+
+namespace bam {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+fs::path executable_dir() {
+  std::error_code error;
+  const fs::path self = fs::read_symlink("/proc/self/exe", error);
+  return error ? fs::current_path() : self.parent_path();
+}
+
+fs::path find_demo() {
+  std::vector<fs::path> places;
+  if (const char* dir = std::getenv("BAM_DEMO_DIR")) places.emplace_back(dir);
+  const fs::path base = executable_dir();
+  places.push_back(base / "../checkpoints/demo");           // a build folder in the source tree
+  places.push_back(base / "../share/bam/checkpoints/demo");  // an installation
+  for (const fs::path& place : places) {
+    if (fs::exists(place / "config.json")) return place.lexically_normal();
+  }
+  throw Error("the bundled model is not in {} (nor in BAM_DEMO_DIR); give a checkpoint with --model DIR, or make a "
+              "small random one: python3 tools/make_random_checkpoint.py --help",
+              places.back().parent_path().parent_path().lexically_normal().string());
+}
+
+}  // namespace
+
+fs::path find_checkpoint(const std::string& model) {
+  if (model == "demo") return find_demo();
+  if (!fs::is_directory(model)) throw Error("--model: {} is not a folder", model);
+  return model;
+}
+
+DType choose_weight_dtype(const std::string& dtype, const ModelConfig& config) {
+  if (dtype == "f32") return DType::kF32;
+  if (dtype == "f16") return DType::kF16;
+  if (dtype == "bf16") return DType::kBF16;
+  if (dtype == "int8") return DType::kI8;
+  return config.torch_dtype;
+}
+
+std::unique_ptr<Backend> make_backend(const ModelSettings& settings) {
+  if (settings.device == "cuda") throw Error("--device cuda: this build has no CUDA backend");
+  return make_cpu_backend({.num_threads = settings.threads});
+}
+
+SamplingDefaults load_sampling_defaults(const fs::path& checkpoint) {
+  SamplingDefaults defaults;
+  const fs::path file = checkpoint / "generation_config.json";
+  std::ifstream stream(file);
+  if (!stream) return defaults;
+  std::stringstream text;
+  text << stream.rdbuf();
+  const auto root = nlohmann::json::parse(text.str(), nullptr, false);
+  if (!root.is_object()) throw Error("{}: is not a JSON object", file.string());
+  const auto read = [&](const char* key, double min, double max, auto& target) {
+    const auto it = root.find(key);
+    if (it == root.end() || it->is_null()) return;
+    if (!it->is_number() || !(it->get<double>() >= min && it->get<double>() <= max)) {
+      throw Error("{}: '{}' is not a number between {} and {}", file.string(), key, min, max);
+    }
+    target = it->get<std::remove_reference_t<decltype(target)>>();
+  };
+  read("temperature", 0, 100, defaults.temperature);
+  read("top_p", 1e-9, 1, defaults.top_p);
+  read("top_k", 0, 1e9, defaults.top_k);
+  read("min_p", 0, 0.999999, defaults.min_p);
+  read("repetition_penalty", 1e-6, 100, defaults.repetition_penalty);
+  // Hugging Face's switch for greedy decoding.
+  if (const auto it = root.find("do_sample"); it != root.end() && it->is_boolean() && !it->get<bool>() &&
+                                              !root.contains("temperature")) {
+    defaults.temperature = 0;
+  }
+  return defaults;
+}
+
+LoadedModel load_model(const ModelSettings& settings) {
+  LoadedModel loaded;
+  loaded.checkpoint = find_checkpoint(settings.model);
+  const ModelConfig config = load_model_config(loaded.checkpoint);
+  loaded.tokenizer = Tokenizer::load(loaded.checkpoint);
+  if (loaded.tokenizer->vocab_size() > config.vocab_size) {
+    throw Error("{}: has {} pieces, but vocab_size in config.json is {}",
+                (loaded.checkpoint / "tokenizer.model").string(), loaded.tokenizer->vocab_size(), config.vocab_size);
+  }
+  loaded.defaults = load_sampling_defaults(loaded.checkpoint);
+  loaded.backend = make_backend(settings);
+  CheckpointWeights weights = load_weights(loaded.checkpoint, config);
+  loaded.weight_dtype = choose_weight_dtype(settings.dtype, config);
+  loaded.num_parameters = config.num_parameters_without_embedding() + config.num_embedding_parameters();
+
+  ModelOptions options;
+  options.weight_dtype = loaded.weight_dtype;
+  options.max_rows = settings.engine.max_batched_tokens;
+  options.max_logit_rows = std::max<int64_t>(64, settings.engine.max_num_seqs);
+  options.attention = {.certified = settings.certified_attention, .epsilon = settings.attention_epsilon};
+  options.use_reach = settings.certified_attention;
+  auto model = std::make_unique<BamModel>(*loaded.backend, config, std::move(weights), options);
+  loaded.weight_bytes = model->weight_bytes();
+  loaded.fingerprint = model->fingerprint();
+  loaded.engine = std::make_unique<Engine>(std::move(model), settings.engine, loaded.tokenizer->fingerprint());
+  return loaded;
+}
+
+std::string LoadedModel::description() const {
+  const EngineConfig& config = engine->config();
+  return fmt::format("{}: {} parameters, {} {} | KV {} {} = {} tokens, context {} | {}", checkpoint.filename().string(),
+                     human_count(static_cast<double>(num_parameters)), human_bytes(weight_bytes),
+                     dtype_name(weight_dtype), human_bytes(config.kv_memory_bytes), dtype_name(config.kv_dtype),
+                     engine->capacity_tokens(), config.max_model_len, backend->description());
+}
+
+std::string human_count(double value) {
+  for (const char* unit : {"", "K", "M", "B"}) {
+    const int digits = !*unit || value >= 100 ? 0 : value >= 10 ? 1 : 2;
+    if (value < 999.5) return fmt::format("{:.{}f}{}", value, digits, unit);
+    value /= 1000;
+  }
+  return fmt::format("{:.1f}T", value);
+}
+
+std::string human_bytes(uint64_t bytes) {
+  double value = static_cast<double>(bytes);
+  for (const char* unit : {"B", "KiB", "MiB", "GiB"}) {
+    if (value < 1023.5) return fmt::format("{:.{}f} {}", value, *unit == 'B' ? 0 : 1, unit);
+    value /= 1024;
+  }
+  return fmt::format("{:.1f} TiB", value);
+}
+
+int guarded(const char* command, const std::function<int()>& body) {
+  try {
+    return body();
+  } catch (const UsageError& error) {
+    std::fprintf(stderr, "bam %s: %s\n", command, error.what());
+    return 2;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "bam %s: %s\n", command, error.what());
+    return 1;
+  }
+}
+
+}  // namespace bam

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "app/serve_config.h"
+#include "engine/engine.h"
+#include "kernels/backend.h"
+#include "models/tokenizer.h"
+#include "server/openai_api.h"
+
+namespace bam {
+
+// A checkpoint made ready to run. Members are destroyed from the last to the first: the engine before its backend.
+struct LoadedModel {
+  std::filesystem::path checkpoint;
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::unique_ptr<Engine> engine;
+  SamplingDefaults defaults;
+  DType weight_dtype = DType::kF32;
+  uint64_t weight_bytes = 0;
+  uint64_t fingerprint = 0;
+  int64_t num_parameters = 0;
+
+  // "demo: 4.2M parameters, 8.1 MiB bf16 | KV 1.0 GiB f16 = 262144 tokens | cpu …"
+  std::string description() const;
+};
+
+// The folder behind --model: itself, or for the word `demo` the bundled checkpoint. Throws Error.
+std::filesystem::path find_checkpoint(const std::string& model);
+DType choose_weight_dtype(const std::string& dtype, const ModelConfig& config);
+std::unique_ptr<Backend> make_backend(const ModelSettings& settings);
+// Throws Error naming the file, tensor or key.
+LoadedModel load_model(const ModelSettings& settings);
+// generation_config.json, if the checkpoint has one.
+SamplingDefaults load_sampling_defaults(const std::filesystem::path& checkpoint);
+
+std::string human_count(double value);         // 4.2M
+std::string human_bytes(uint64_t bytes);       // 8.1 MiB
+
+// Runs a sub-command's body: errors become one line on stderr and exit code 2 (usage) or 1 (all others).
+int guarded(const char* command, const std::function<int()>& body);
+
+}  // namespace bam

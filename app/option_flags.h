@@ -1,0 +1,29 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "app/serve_config.h"
+
+namespace bam {
+
+// Settings of the table as flags of a sub-command.
+class OptionFlags {
+ public:
+  OptionFlags(CLI::App& app, const std::function<bool(const ServeOption&)>& wanted);
+
+  // Parses the command line, resolves flags, environment and --config, and runs the body. Problems become one line on
+  // stderr and exit code 2 (usage) or 1 (all others).
+  int run(const char* command, CLI::App& app, int argc, char** argv,
+          const std::function<int(const ServeConfig&)>& body);
+
+ private:
+  std::map<std::string, std::vector<std::string>> given_;
+  std::string config_file_;
+};
+
+}  // namespace bam

@@ -1,0 +1,217 @@
+#include "app/serve.h"
+
+#include <signal.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+#include <CLI/CLI.hpp>
+
+#include "app/bench/passkey_prompt.h"
+#include "app/commands.h"
+#include "app/option_flags.h"
+#include "base/log.h"
+#include "server/completions.h"
+#include "server/http_server.h"
+
+namespace bam {
+
+namespace {
+
+// Clients may be many: take all the file descriptors that we are allowed.
+void raise_descriptor_limit(int64_t wanted) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const rlim_t needed = static_cast<rlim_t>(wanted) + 64;
+  if (limit.rlim_cur >= needed) return;
+  limit.rlim_cur = std::min(needed, limit.rlim_max);
+  setrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur < needed) {
+    log::warn("only {} file descriptors are allowed, fewer than --max-connections {} needs", limit.rlim_cur, wanted);
+  }
+}
+
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
+sigset_t stop_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  return set;
+}
+
+// Loads the model beside the running HTTP server, and ends both in order.
+class Service {
+ public:
+  explicit Service(const ServeConfig& config) : config_(config), context_(config.server), http_(context_) {
+    context_.version = BAM_VERSION;
+    context_.props_json = config.resolved_json();
+  }
+
+  int run() {
+    const sigset_t signals = stop_signals();
+    // Before any thread exists: only the one that waits for them may receive these.
+    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+    signal(SIGPIPE, SIG_IGN);
+    raise_descriptor_limit(config_.server.max_connections);
+    http_.bind();
+    log::info("config: {}", config_.resolved_line());
+    if (!is_loopback(config_.server.host) && config_.server.api_keys.empty()) {
+      log::warn("listening on {} without --api-key: everyone who reaches this machine can use the server",
+                config_.server.host);
+    }
+    std::thread waiter([this, signals] { wait_for_signals(signals); });
+    http_.run([this] { loader_ = std::thread([this] { load(); }); });
+    if (loader_.joinable()) loader_.join();
+    if (drainer_.joinable()) drainer_.join();
+    finished_ = true;
+    pthread_kill(waiter.native_handle(), SIGTERM);  // wakes it from sigwait
+    waiter.join();
+    loaded_.reset();
+    if (!load_error_.empty()) {
+      std::fprintf(stderr, "bam serve: %s\n", load_error_.c_str());
+    } else {
+      log::info("stopped");
+    }
+    return exit_code_;
+  }
+
+ private:
+  void load() {
+    try {
+      auto loaded = std::make_unique<LoadedModel>(load_model(config_.model));
+      loaded_ = std::move(loaded);
+      serving_ = make_serving_model(*loaded_);
+    } catch (const std::exception& error) {
+      load_error_ = error.what();
+      exit_code_ = 1;
+      http_.quit();
+      return;
+    }
+    log::info("{}", loaded_->description());
+    if (!serving_->chat_template) log::info("chat is off: {}", serving_->chat_template_error);
+    context_.model.store(serving_.get(), std::memory_order_release);
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - context_.started).count();
+    log::info("ready after {:.1f} s: {} as '{}'", seconds, http_.url(), config_.server.served_model_names.front());
+  }
+
+  void wait_for_signals(const sigset_t& signals) {
+    for (int count = 1;; ++count) {
+      int signal = 0;
+      if (sigwait(&signals, &signal) != 0 || finished_) return;
+      if (count == 1) {
+        log::info("signal {}: draining for at most {:.0f} s; a second signal aborts", signal,
+                  config_.server.drain_timeout_s);
+        context_.draining = true;
+        drainer_ = std::thread([this] { drain(); });
+      } else {
+        log::warn("second signal: aborting");
+        _exit(128 + signal);
+      }
+    }
+  }
+
+  // Lets running requests finish, sends out what is still buffered, and stops the event loops.
+  void drain() {
+    using namespace std::chrono;
+    const auto deadline = steady_clock::now() + milliseconds(static_cast<int64_t>(config_.server.drain_timeout_s * 1000));
+    if (const ServingModel* model = context_.model.load(std::memory_order_acquire)) {
+      const auto left = duration_cast<milliseconds>(deadline - steady_clock::now());
+      if (!model->engine.drain(std::max(left, milliseconds(0)))) {
+        log::warn("requests were still running after {:.0f} s: ending them", config_.server.drain_timeout_s);
+        exit_code_ = 1;
+        for (const auto& job : context_.jobs.all()) job->cancel();
+      }
+    }
+    const auto flush_until = std::max(deadline, steady_clock::now() + seconds(1));
+    while (context_.jobs.size() > 0 && steady_clock::now() < flush_until) std::this_thread::sleep_for(10ms);
+    context_.connections.shut_down();
+    const auto closed_until = std::min(flush_until, steady_clock::now() + seconds(3));
+    while (context_.connections.open_connections() > 0 && steady_clock::now() < closed_until) {
+      std::this_thread::sleep_for(10ms);
+    }
+    stop();
+  }
+
+  // The event loops go last: until then workers and the engine may still hand something to them.
+  void stop() {
+    context_.workers.stop();
+    if (const ServingModel* model = context_.model.load(std::memory_order_acquire)) {
+      model->engine.cancel_all();
+      model->engine.drain(std::chrono::seconds(5));
+    }
+    http_.quit();
+  }
+
+  const ServeConfig& config_;
+  std::unique_ptr<LoadedModel> loaded_;
+  std::unique_ptr<ServingModel> serving_;
+  ServerContext context_;
+  HttpServer http_;
+  std::thread loader_, drainer_;
+  std::string load_error_;
+  std::atomic<bool> finished_{false};
+  std::atomic<int> exit_code_{0};
+};
+
+}  // namespace
+
+std::unique_ptr<ServingModel> make_serving_model(const LoadedModel& loaded) {
+  auto model = std::make_unique<ServingModel>(*loaded.engine, *loaded.tokenizer);
+  const std::string& source = loaded.tokenizer->chat_template();
+  if (source.empty()) {
+    model->chat_template_error = "the checkpoint has no chat template.";
+  } else if (auto compiled = ChatTemplate::compile(source)) {
+    model->chat_template = *std::move(compiled);
+  } else {
+    model->chat_template_error = fmt::format("the checkpoint's chat template is not usable ({}).", compiled.error().what());
+  }
+  model->defaults = loaded.defaults;
+  model->system_fingerprint = fmt::format("bam-{}-{:016x}", BAM_VERSION, loaded.fingerprint);
+  model->checkpoint = loaded.checkpoint.string();
+  model->weight_dtype = dtype_name(loaded.weight_dtype);
+  model->device = loaded.backend->description();
+  model->num_parameters = loaded.num_parameters;
+  model->weight_bytes = loaded.weight_bytes;
+  model->created = std::chrono::duration_cast<std::chrono::seconds>(
+                       std::chrono::system_clock::now().time_since_epoch()).count();
+  const Tokenizer* tokenizer = loaded.tokenizer.get();
+  model->passkey_prompt = [tokenizer](int64_t length, double depth, uint64_t seed) -> Result<PasskeyPrompt> {
+    try {
+      const bench::PieceEncoder encoder([tokenizer](std::string_view text) { return tokenizer->encode(text, false); });
+      const std::string key = bench::make_passkey(seed, length, depth, 0);
+      auto prompt = bench::make_passkey_prompt(encoder, length, depth, key);
+      return PasskeyPrompt{std::move(prompt.ids), prompt.key, prompt.max_tokens};
+    } catch (const Error& error) {
+      return error;
+    }
+  };
+  return model;
+}
+
+int serve(const ServeConfig& config) { return Service(config).run(); }
+
+int run_serve(int argc, char** argv) {
+  CLI::App app("Serves a checkpoint over an OpenAI-compatible HTTP API.", "bam serve");
+  OptionFlags flags(app, [](const ServeOption&) { return true; });
+  app.footer(
+      "Settings come from flags, then BAM_… environment variables, then --config, then the defaults.\n\n"
+      "Examples:\n"
+      "  bam serve\n"
+      "  bam serve --model ./my-checkpoint --port 9000 --kv-memory 8GiB\n"
+      "  bam serve --host 0.0.0.0 --api-key-file keys.txt --tls-cert cert.pem --tls-key key.pem\n"
+      "  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' "
+      "-d '{\"prompt\": \"Once\", \"max_tokens\": 32}'");
+  return flags.run("serve", app, argc, argv, [](const ServeConfig& config) { return serve(config); });
+}
+
+}  // namespace bam

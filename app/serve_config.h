@@ -1,0 +1,71 @@
+// Where the settings of `bam serve` come from: flag > environment > --config file > default.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/config.h"
+#include "server/server_config.h"
+
+namespace bam {
+
+// How to load a checkpoint and run it; shared by serve, generate and inspect.
+struct ModelSettings {
+  std::string model = "demo";
+  std::string device = "auto";            // auto, cpu, cuda
+  int threads = 0;                        // 0: all cores this process may use
+  std::string dtype = "auto";             // auto: as in the checkpoint
+  bool certified_attention = true;
+  float attention_epsilon = 0x1p-20f;
+  EngineConfig engine;
+};
+
+struct ServeConfig {
+  ModelSettings model;
+  ServerConfig server;
+  std::string log_level = "info";
+  std::string log_format = "text";
+  // Every setting as text with where it came from, in the order of the table; secrets are masked.
+  struct Resolved {
+    std::string name, value, origin;
+  };
+  std::vector<Resolved> resolved;
+
+  std::string resolved_json() const;
+  std::string resolved_line() const;  // what differs from the defaults
+};
+
+// One setting: --name, BAM_NAME and the key "name" of the configuration file.
+struct ServeOption {
+  std::string name;      // as a flag without the dashes: "kv-dtype"
+  std::string metavar;   // "f32|f16|int8|int4"
+  std::string help;
+  std::string fallback;  // the default as text
+  bool list = false;     // may be given several times; joined with commas
+  bool secret = false;
+  bool model = false;    // also a flag of generate and inspect
+  // Throws UsageError that begins with `origin`.
+  std::function<void(ServeConfig&, const std::string& value, const std::string& origin)> apply;
+
+  std::string environment() const;  // "BAM_KV_DTYPE"
+};
+
+const std::vector<ServeOption>& serve_options();
+
+using Environment = std::function<std::optional<std::string>(const std::string& name)>;
+Environment process_environment();
+
+// `flags`: name -> value of the flags that were given. `config_file`: text of the file, if any, and its name for messages.
+ServeConfig resolve_serve_config(const std::map<std::string, std::string>& flags, const Environment& environment,
+                                 const std::optional<std::string>& config_file, const std::string& config_name);
+
+// "8GiB", "512 MiB", "1e9", "65536" -> bytes; "30", "1.5s", "500ms", "2m", "1h" -> seconds. Throw UsageError.
+uint64_t parse_bytes(const std::string& text, const std::string& origin);
+double parse_seconds(const std::string& text, const std::string& origin);
+int64_t parse_integer(const std::string& text, const std::string& origin, int64_t min, int64_t max);
+double parse_number(const std::string& text, const std::string& origin, double min, double max);
+
+}  // namespace bam

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace bam {
+
+struct ChatMessage {
+  std::string role;
+  std::string content;
+};
+
+struct TemplateContext {
+  std::string bos_token;
+  std::string eos_token;
+  bool add_generation_prompt = true;
+};
+
+// A checkpoint's chat template: the subset of Jinja that real templates use, with Hugging Face's settings
+// (trim_blocks, lstrip_blocks, loop controls, generation blocks). Rendering is bounded in steps, output and nesting, so
+// a hostile template costs one error. Immutable after compile(): any number of threads may render at once.
+class ChatTemplate {
+ public:
+  // Fails with the line and what was not understood.
+  static Result<ChatTemplate> compile(const std::string& source);
+  // Fails when the template does: raise_exception("…") gives exactly its message, anything else says where and why.
+  Result<std::string> render(const std::vector<ChatMessage>& messages,
+                             const TemplateContext& context) const;
+
+ private:
+  struct Impl;
+  explicit ChatTemplate(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+  std::shared_ptr<const Impl> impl_;
+};
+
+}  // namespace bam

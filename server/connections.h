@@ -1,0 +1,85 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+
+#include <trantor/net/TcpConnection.h>
+
+#include "server/server_config.h"
+
+namespace bam {
+
+// What the server knows about one TCP connection. All methods belong to the connection's event loop, except is_open().
+class Connection {
+ public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+
+  explicit Connection(const trantor::TcpConnectionPtr& tcp);
+
+  bool is_open() const { return open_.load(std::memory_order_acquire); }
+  const std::weak_ptr<trantor::TcpConnection>& tcp() const { return tcp_; }
+
+  // A request's headers are in; its body may still be on the way.
+  void request_begun();
+  void body_complete();
+  // Its reply was handed over. `lingering`: the connection closes as soon as the peer has read it.
+  void request_done(bool lingering);
+
+  // Called when the peer goes away, once. Returns a ticket for forget().
+  uint64_t on_close(std::function<void()> callback);
+  void forget(uint64_t ticket);
+
+ private:
+  friend class ConnectionTable;
+  void closed();
+  // Why the connection should be cut now, or null. Called about once a second.
+  const char* overdue(const ServerConfig& config, trantor::TcpConnection& tcp, TimePoint now);
+
+  std::weak_ptr<trantor::TcpConnection> tcp_;
+  trantor::EventLoop* const loop_;
+  std::atomic<bool> open_{true};
+  int in_flight_ = 0;
+  int reading_bodies_ = 0;
+  size_t received_mark_ = 0;      // bytes received when the last request was complete
+  size_t last_received_ = 0, last_sent_ = 0;
+  TimePoint last_activity_;
+  std::optional<TimePoint> reading_since_;
+  std::optional<TimePoint> lingering_since_;
+  uint64_t next_ticket_ = 1;
+  std::map<uint64_t, std::function<void()>> close_callbacks_;
+};
+
+// All connections. Slow senders, idle peers and peers that do not read are cut by sweep(), because Drogon's own idle
+// timeout cannot tell a waiting client from a dead one.
+class ConnectionTable {
+ public:
+  explicit ConnectionTable(const ServerConfig& config) : config_(config) {}
+
+  // Drogon's connection callback: both when a peer arrives and when it leaves.
+  void on_connection(const trantor::TcpConnectionPtr& tcp);
+  std::shared_ptr<Connection> find(const trantor::TcpConnectionPtr& tcp) const;
+  // Runs on every event loop about once a second, for the connections of that loop.
+  void sweep(trantor::EventLoop* loop);
+
+  // The process is about to end: connections close once what is buffered for them has been sent. Any thread.
+  void shut_down();
+
+  int64_t open_connections() const { return open_.load(std::memory_order_relaxed); }
+  uint64_t timed_out() const { return timed_out_.load(std::memory_order_relaxed); }
+
+ private:
+  const ServerConfig& config_;
+  mutable std::mutex mutex_;
+  std::unordered_map<const trantor::TcpConnection*, std::shared_ptr<Connection>> table_;
+  std::atomic<int64_t> open_{0};
+  std::atomic<uint64_t> timed_out_{0};
+};
+
+}  // namespace bam

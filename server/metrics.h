@@ -1,0 +1,51 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/engine.h"
+
+namespace bam {
+
+// What the HTTP side counts.
+struct HttpMetrics {
+  std::atomic<uint64_t> disconnects{0};       // clients that left before their reply was complete
+  std::atomic<uint64_t> slow_readers{0};      // streams cut because nobody read them
+  std::atomic<uint64_t> rejected_auth{0};
+  std::atomic<uint64_t> rejected_queue{0};
+  std::atomic<int64_t> open_streams{0};
+  std::atomic<int64_t> body_bytes{0};         // request bodies held in memory
+
+  void count_response(std::string_view route, int status);
+  std::map<std::pair<std::string, int>, uint64_t> responses() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::pair<std::string, int>, uint64_t> responses_;
+};
+
+// One text in Prometheus' exposition format 0.0.4. `engine` may be null while the model is loading.
+struct MetricsInput {
+  const HttpMetrics& http;
+  const Engine* engine = nullptr;
+  std::string model_name;
+  int64_t open_connections = 0;
+  uint64_t timed_out_connections = 0;
+  bool vllm_names = false;
+};
+std::string format_metrics(const MetricsInput& input);
+
+// Resident memory of this process in bytes, 0 if unknown.
+uint64_t resident_bytes();
+
+// What kind of positional prior a head has learned, by its exponent: retrieval (far tokens win), uniform, heavy_tail,
+// local; other for models without such a prior.
+std::string_view head_class(const ModelConfig& config, const HeadReport& head);
+
+}  // namespace bam

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string>
+
+namespace bam {
+
+// The OpenAPI 3.1 description of every route, made from the route table and the schemas in openapi_schemas.cpp.
+std::string openapi_document(const std::string& version);
+
+// Component schemas as JSON text, by name.
+const char* openapi_schemas();
+
+}  // namespace bam

@@ -1,0 +1,12 @@
+#include "server/server_context.h"
+
+namespace bam {
+
+const ConstraintVocabulary& ServingModel::constraint_vocabulary() const {
+  std::call_once(vocabulary_once_, [this] {
+    vocabulary_ = std::make_unique<ConstraintVocabulary>(tokenizer, engine.model_config().eos_token_ids);
+  });
+  return *vocabulary_;
+}
+
+}  // namespace bam
