@@ -1,0 +1,306 @@
+"""What the black-box tests share: a real `bam serve` process, and clients that speak to it over plain sockets."""
+
+import argparse
+import http.client
+import json
+import os
+import pathlib
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+BAM = os.environ.get("BAM_BINARY", str(ROOT / "build" / "bam"))
+_checkpoint = None
+
+
+def main():
+    """Runs the tests of the calling file: --bam PATH, then unittest's own arguments."""
+    global BAM
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--bam", default=BAM)
+    known, rest = parser.parse_known_args()
+    BAM = os.path.abspath(known.bam)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    unittest.main(argv=[sys.argv[0], *rest], module="__main__", verbosity=2)
+
+
+def checkpoint():
+    """The bundled model, or a random one of the same kind where there is none."""
+    global _checkpoint
+    demo = ROOT / "checkpoints" / "demo"
+    if (demo / "model.safetensors").exists():
+        return str(demo)
+    if _checkpoint is None:
+        _checkpoint = random_checkpoint()
+    return _checkpoint
+
+
+def random_checkpoint(*arguments):
+    folder = tempfile.mkdtemp(prefix="bam-test-") + "/random"
+    subprocess.run([sys.executable, str(ROOT / "tools" / "make_random_checkpoint.py"), *arguments, folder], check=True,
+                   stdout=subprocess.DEVNULL)
+    return folder
+
+
+class Server:
+    """One `bam serve` on a free port. Its log is kept for messages of failing tests."""
+
+    def __init__(self, *arguments, model=None, environment=None, wait=True, scheme="http"):
+        command = [BAM, "serve", "--port", "0", "--model", model or checkpoint(), "--served-model-name", "test",
+                   "--kv-memory", "256MiB", *arguments]
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("BAM_")}
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+                                        errors="replace", env={**clean, **(environment or {})})
+        self.lines = []
+        self.scheme = scheme
+        self.port = None
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+        if wait:
+            self.wait_ready()
+
+    def _read_log(self):
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip("\n"))
+            found = re.search(r"ready after .*://[^ ]*:(\d+)", line)
+            if found:
+                self.port = int(found.group(1))
+                self._ready.set()
+        self._ready.set()
+
+    def wait_ready(self, timeout=120):
+        if not self._ready.wait(timeout) or self.port is None:
+            self.process.kill()
+            raise AssertionError("the server did not start:\n" + self.log())
+        return self
+
+    def log(self):
+        return "\n".join(self.lines[-60:])
+
+    def memory_bytes(self):
+        with open(f"/proc/{self.process.pid}/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    def descriptors(self):
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def metric(self, name, **labels):
+        """Sum of the samples of a metric whose labels include the given ones."""
+        total = 0.0
+        for line in self.get("/metrics").text.splitlines():
+            if line.startswith("#") or re.match(r"[\w:]+", line).group() != name:
+                continue
+            if all(f'{key}="{value}"' in line for key, value in labels.items()):
+                total += float(line.rsplit(" ", 1)[1])
+        return total
+
+    def wait_idle(self, timeout=30):
+        """Until no request is left in the engine and no KV page is in use."""
+        deadline = time.time() + timeout
+        while time.time() < deadline:
+            health = self.get("/health").json()
+            if health["running"] == 0 and health["waiting"] == 0 and health["kv_pages"]["used"] == 0:
+                return health
+            time.sleep(0.05)
+        raise AssertionError(f"still busy: {health}\n{self.log()}")
+
+    def request(self, method, path, body=None, headers=None, timeout=60):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        try:
+            headers = dict(headers or {})
+            if body is not None and not isinstance(body, (bytes, str)):
+                body = json.dumps(body)
+                headers.setdefault("Content-Type", "application/json")
+            connection.request(method, path, body, headers)
+            return Response(connection.getresponse())
+        finally:
+            connection.close()
+
+    def get(self, path, **options):
+        return self.request("GET", path, **options)
+
+    def post(self, path, body, **options):
+        return self.request("POST", path, body, **options)
+
+    def complete(self, prompt="The grass is", **fields):
+        return self.post("/v1/completions", {"prompt": prompt, "temperature": 0, **fields})
+
+    def stream(self, path, body, headers=None, timeout=60):
+        return Stream(self.port, path, {"stream": True, **body}, headers, timeout)
+
+    def stop(self, expected=0, timeout=40):
+        """SIGTERM and the exit code that must follow."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(timeout)
+        self._reader.join(5)
+        if expected is not None and code != expected:
+            raise AssertionError(f"exit code {code}, expected {expected}\n{self.log()}")
+        return code
+
+    def kill(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+class Response:
+    def __init__(self, response):
+        self.status = response.status
+        self.headers = {key.lower(): value for key, value in response.getheaders()}
+        self.body = response.read()
+
+    @property
+    def text(self):
+        return self.body.decode("utf-8")
+
+    def json(self):
+        return json.loads(self.body)
+
+    @property
+    def error(self):
+        return self.json()["error"]
+
+
+class Stream:
+    """A POST whose reply is read event by event from the raw socket."""
+
+    def __init__(self, port, path, body, headers=None, timeout=60):
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=timeout)
+        self.socket.sendall(raw_post(path, body, headers))
+        self._buffer = b""
+        self.status, self.headers = self._read_head()
+        self.raw = b""          # the decoded body so far
+        self._position = 0
+        self.ended = False
+
+    def _more(self):
+        data = self.socket.recv(65536)
+        if not data:
+            raise EOFError("connection closed")
+        self._buffer += data
+
+    def _read_head(self):
+        while b"\r\n\r\n" not in self._buffer:
+            self._more()
+        head, self._buffer = self._buffer.split(b"\r\n\r\n", 1)
+        lines = head.decode("latin-1").split("\r\n")
+        headers = dict((name.lower(), value) for name, value in (line.split(": ", 1) for line in lines[1:]))
+        return int(lines[0].split()[1]), headers
+
+    def _read_chunk(self):
+        while b"\r\n" not in self._buffer:
+            self._more()
+        size, self._buffer = self._buffer.split(b"\r\n", 1)
+        size = int(size, 16)
+        while len(self._buffer) < size + 2:
+            self._more()
+        assert self._buffer[size:size + 2] == b"\r\n"
+        self.raw += self._buffer[:size]
+        self._buffer = self._buffer[size + 2:]
+        self.ended = size == 0
+
+    def next_event(self):
+        """The next event's text without its blank line, or None at the end of the body."""
+        while True:
+            end = self.raw.find(b"\n\n", self._position)
+            if end >= 0:
+                event = self.raw[self._position:end].decode("utf-8")
+                self._position = end + 2
+                return event
+            if self.ended:
+                assert self._position == len(self.raw), "bytes after the last event"
+                return None
+            self._read_chunk()
+
+    def events(self):
+        while (event := self.next_event()) is not None:
+            yield event
+
+    def chunks(self):
+        """JSON objects of the data events up to [DONE], which must come last."""
+        objects, done = [], False
+        for event in self.events():
+            if event.startswith(": "):
+                continue
+            assert event.startswith("data: "), event
+            assert not done, f"an event after [DONE]: {event}"
+            if event == "data: [DONE]":
+                done = True
+            else:
+                objects.append(json.loads(event[6:]))
+        assert done, "no [DONE]"
+        return objects
+
+    def close(self):
+        self.socket.close()
+
+    def reset(self):
+        """Closes with a TCP reset, as a killed process does when data is waiting."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+        self.socket.close()
+
+
+def raw_post(path, body, headers=None):
+    payload = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/1.1", "Host: test", "Content-Type: application/json", f"Content-Length: {len(payload)}"]
+    lines += [f"{key}: {value}" for key, value in (headers or {}).items()]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + payload
+
+
+def text_of(chunks, index=0):
+    """The text that the chunks of one choice add up to."""
+    parts = []
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            if choice["index"] == index:
+                parts.append(choice["text"] if "text" in choice else choice["delta"].get("content", ""))
+    return "".join(parts)
+
+
+def run_threads(count, function):
+    """function(i) on `count` threads; returns the results and raises the first failure."""
+    results, failures = [None] * count, []
+
+    def call(i):
+        try:
+            results[i] = function(i)
+        except BaseException as failure:  # pylint: disable=broad-except
+            failures.append(failure)
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return results
+
+
+class ServerTest(unittest.TestCase):
+    """Tests of one class share a server; after each of them it must be idle and healthy."""
+
+    arguments = ()
+    environment = None
+
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server(*cls.arguments, environment=cls.environment)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.stop()
+
+    def tearDown(self):
+        self.assertIsNone(self.server.process.poll(), "the server died:\n" + self.server.log())

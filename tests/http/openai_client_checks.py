@@ -1,0 +1,106 @@
+"""Run by test_openai_client.py inside a virtual environment: the official openai package against a server.
+
+    python openai_client_checks.py BASE_URL API_KEY
+"""
+
+import asyncio
+import sys
+import time
+
+import openai
+
+
+def check(condition, message):
+    if not condition:
+        raise AssertionError(message)
+
+
+def completions(client):
+    reply = client.completions.create(model="test", prompt="The grass is", max_tokens=8, temperature=0, logprobs=2, extra_body={"ignore_eos": True})
+    check(reply.object == "text_completion" and reply.choices[0].finish_reason == "length", reply)
+    check(len(reply.choices[0].logprobs.tokens) == 8, "legacy logprobs")
+    check(reply.usage.completion_tokens == 8 and reply.usage.prompt_tokens_details.cached_tokens >= 0, reply.usage)
+    text = ""
+    for chunk in client.completions.create(model="test", prompt="The grass is", max_tokens=8, temperature=0, stream=True,
+                                           extra_body={"ignore_eos": True}):
+        text += chunk.choices[0].text
+    check(text == reply.choices[0].text, (text, reply.choices[0].text))
+    several = client.completions.create(model="test", prompt=["a", "b"], n=2, max_tokens=2)
+    check([choice.index for choice in several.choices] == [0, 1, 2, 3], several)
+    scored = client.completions.create(model="test", prompt=[[5, 6, 7], [8, 9]], echo=True, max_tokens=1, logprobs=1)
+    check(scored.choices[0].logprobs.token_logprobs[0] is None, scored)
+
+
+def chat(client):
+    messages = [{"role": "user", "content": "Hello"}]
+    reply = client.chat.completions.create(model="test", messages=messages, max_tokens=8, temperature=0, logprobs=True, top_logprobs=3)
+    check(reply.choices[0].message.role == "assistant", reply)
+    check(len(reply.choices[0].logprobs.content[0].top_logprobs) == 3, reply)
+    text, usage, roles = "", None, []
+    stream = client.chat.completions.create(model="test", messages=messages, max_tokens=8, temperature=0, stream=True,
+                                            stream_options={"include_usage": True})
+    for chunk in stream:
+        if chunk.usage:
+            usage = chunk.usage
+            check(chunk.choices == [], "usage comes alone")
+            continue
+        roles.append(chunk.choices[0].delta.role)
+        text += chunk.choices[0].delta.content or ""
+    check(text == reply.choices[0].message.content, (text, reply))
+    check(roles[0] == "assistant" and not any(roles[1:]), roles)
+    check(usage.completion_tokens == reply.usage.completion_tokens, usage)
+    value = client.chat.completions.create(model="test", messages=messages, max_tokens=60,
+                                           response_format={"type": "json_object"})
+    check(value.choices[0].message.content.lstrip().startswith("{"), value)
+
+
+def errors(client, base):
+    def expect(kind, call):
+        try:
+            call()
+        except kind as error:
+            return error
+        raise AssertionError(f"no {kind.__name__}")
+
+    error = expect(openai.BadRequestError, lambda: client.completions.create(model="test", prompt="x", max_tokens=-1))
+    check(error.param == "max_tokens" and error.type == "invalid_request_error", error.body)
+    error = expect(openai.BadRequestError, lambda: client.completions.create(model="test", prompt="x", max_tokens=10 ** 9))
+    check(error.code == "context_length_exceeded", error.body)
+    expect(openai.NotFoundError, lambda: client.completions.create(model="other", prompt="x"))
+    expect(openai.AuthenticationError, lambda: openai.OpenAI(base_url=base, api_key="wrong").models.list())
+    expect(openai.APITimeoutError, lambda: client.with_options(timeout=0.3, max_retries=0).completions.create(
+        model="test", prompt="x", max_tokens=100000, extra_body={"ignore_eos": True}))
+    error = expect(openai.APIError, lambda: list(client.completions.create(
+        model="test", prompt="x", max_tokens=100000, stream=True, extra_body={"ignore_eos": True, "timeout": 0.3})))
+    check(error.code == "timeout", error)
+
+
+def retries(client):
+    """A full queue answers 429 with Retry-After; the client waits and its second try is served."""
+    fast = client.with_options(max_retries=8)
+    started = time.time()
+
+    async def load():
+        async with openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key, max_retries=8) as many:
+            calls = [many.completions.create(model="test", prompt=f"{i}", max_tokens=40, extra_body={"ignore_eos": True}) for i in range(24)]
+            return await asyncio.gather(*calls)
+
+    replies = asyncio.run(load())
+    check(len(replies) == 24 and all(reply.usage.completion_tokens == 40 for reply in replies), "all served in the end")
+    check(fast.models.retrieve("test").id == "test", "models")
+    print(f"24 requests through a queue of 4: {time.time() - started:.1f} s")
+
+
+def main():
+    base, key = sys.argv[1:]
+    client = openai.OpenAI(base_url=base, api_key=key, max_retries=2, timeout=120)
+    check([model.id for model in client.models.list()] == ["test"], "models")
+    completions(client)
+    chat(client)
+    errors(client, base)
+    retries(client)
+    print("openai", openai.__version__, "is happy")
+
+
+if __name__ == "__main__":
+    main()

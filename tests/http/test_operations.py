@@ -1,0 +1,244 @@
+#!/usr/bin/env python3
+"""The process: command line, exit codes, signals, drain, TLS, logs, snapshots."""
+
+import http.client
+import json
+import os
+import pathlib
+import signal
+import socket
+import ssl
+import subprocess
+import tempfile
+import time
+import unittest
+
+import bamtest
+
+
+def run(*arguments, environment=None, stdin=None, timeout=120):
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("BAM_")}
+    return subprocess.run([bamtest.BAM, *arguments], capture_output=True, text=True, timeout=timeout, check=False,
+                          env={**clean, **(environment or {})}, input=stdin)
+
+
+class CommandLine(unittest.TestCase):
+    def expect_line(self, result, code, *words):
+        self.assertEqual(result.returncode, code, result.stderr)
+        lines = [line for line in result.stderr.splitlines() if line.startswith("bam")]
+        self.assertEqual(len(lines), 1, result.stderr)
+        for word in words:
+            self.assertIn(word, lines[0])
+        self.assertNotIn("terminate called", result.stderr)
+
+    def test_help(self):
+        self.assertEqual(run().returncode, 2)
+        self.assertEqual(run("help").returncode, 0)
+        self.assertIn("serve", run("--help").stdout)
+        for command in ("serve", "generate", "inspect"):
+            result = run(command, "--help")
+            self.assertEqual(result.returncode, 0)
+            self.assertIn("Examples:", result.stdout)
+            self.assertEqual(run("help", command).stdout, result.stdout)
+        self.expect_line(run("fly"), 2, "fly")
+        self.assertRegex(run("version").stdout, r"^bam \d")
+
+    def test_bad_flags_values_and_files(self):
+        self.expect_line(run("serve", "--wings", "2"), 2, "--wings")
+        self.expect_line(run("serve", "--port", "70000"), 2, "--port", "70000")
+        self.expect_line(run("serve", "--kv-dtype", "f8"), 2, "--kv-dtype", "f8")
+        self.expect_line(run("serve", environment={"BAM_KV_MEMORY": "much"}), 2, "BAM_KV_MEMORY")
+        self.expect_line(run("serve", "--config", "missing.json"), 2, "missing.json")
+        self.expect_line(run("serve", "--tls-cert", "only.pem"), 2, "--tls-key")
+        self.expect_line(run("serve", "--host", "no.such.host.invalid"), 2, "--host")
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            file.write('{"prot": 1}')
+            file.flush()
+            self.expect_line(run("serve", "--config", file.name), 2, "prot")
+
+    def test_checkpoints_that_cannot_be_served(self):
+        self.expect_line(run("serve", "--port", "0", "--model", "nowhere"), 1, "nowhere")
+        with tempfile.TemporaryDirectory() as folder:
+            self.expect_line(run("serve", "--port", "0", "--model", folder), 1, "config.json")
+            path = pathlib.Path(folder)
+            for name in os.listdir(bamtest.checkpoint()):
+                (path / name).write_bytes((pathlib.Path(bamtest.checkpoint()) / name).read_bytes())
+            weights = (path / "model.safetensors").read_bytes()
+            (path / "model.safetensors").write_bytes(weights[:len(weights) // 2])
+            self.expect_line(run("serve", "--port", "0", "--model", folder), 1, "model.safetensors")
+            self.expect_line(run("generate", "--model", folder, "-p", "x"), 1, "model.safetensors")
+            self.expect_line(run("inspect", "--model", folder), 1, "model.safetensors")
+
+    def test_a_port_in_use(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            self.expect_line(run("serve", "--model", bamtest.checkpoint(), "--port", str(taken.getsockname()[1])), 1, "in use")
+
+    def test_configuration_layers(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump({"max-queue": 11, "max-num-seqs": 12, "page_size": 128}, file)
+            file.flush()
+            server = bamtest.Server("--config", file.name, "--max-num-seqs", "14", environment={"BAM_MAX_QUEUE": "13"})
+            try:
+                config = server.get("/props").json()["config"]
+                self.assertEqual(config["max-queue"], {"value": "13", "origin": "BAM_MAX_QUEUE"})
+                self.assertEqual(config["max-num-seqs"], {"value": "14", "origin": "--max-num-seqs"})
+                self.assertEqual(config["page-size"]["value"], "128")
+                self.assertEqual(sum("config: " in line for line in server.lines), 1, "printed once")
+            finally:
+                server.stop()
+
+    def test_generate_and_inspect(self):
+        result = run("generate", "--model", bamtest.checkpoint(), "-p", "The grass is", "-n", "8", "--temperature", "0")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("tok/s", result.stderr)
+        again = run("generate", "--model", bamtest.checkpoint(), "-n", "8", "--temperature", "0", "-q", stdin="The grass is")
+        self.assertEqual(again.stdout, result.stdout)
+        self.assertEqual(again.stderr, "")
+        report = json.loads(run("inspect", "--model", bamtest.checkpoint(), "--json", "--at", "4096").stdout)
+        self.assertEqual(len(report["prior"]), report["layers"] * report["heads"])
+        self.assertEqual([entry["dtype"] for entry in report["kv"]], ["f32", "f16", "int8", "int4"])
+        sizes = [entry["bytes_per_token"] for entry in report["kv"]]
+        self.assertEqual(sizes, sorted(sizes, reverse=True))
+        self.assertIn("reach@", run("inspect", "--model", bamtest.checkpoint()).stdout)
+
+
+class Signals(unittest.TestCase):
+    def test_sigterm_under_load(self):
+        server = bamtest.Server("--drain-timeout", "60s")
+        streams = [server.stream("/v1/completions", {"prompt": "x", "max_tokens": 200, "ignore_eos": True}) for _ in range(8)]
+        for stream in streams:
+            stream.next_event()
+        server.process.send_signal(signal.SIGTERM)
+        deadline = time.time() + 5
+        while not any("draining" in line for line in server.lines) and time.time() < deadline:
+            time.sleep(0.01)
+        refused = server.complete(max_tokens=1)
+        self.assertEqual((refused.status, refused.error["code"]), (503, "draining"))
+        self.assertGreaterEqual(int(refused.headers["retry-after"]), 1)
+        self.assertEqual(server.get("/readyz").status, 503)
+        self.assertEqual(server.get("/livez").status, 200)
+        for stream in streams:
+            chunks = stream.chunks()
+            self.assertEqual(chunks[-1]["choices"][0]["finish_reason"], "length", "running streams finish")
+        self.assertEqual(server.stop(), 0)
+
+    def test_idle_server_stops_at_once(self):
+        server = bamtest.Server()
+        keep = socket.create_connection(("127.0.0.1", server.port))
+        keep.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        keep.recv(1000)
+        started = time.time()
+        self.assertEqual(server.stop(), 0)
+        self.assertLess(time.time() - started, 8)
+        keep.close()
+
+    def test_drain_timeout_ends_what_still_runs(self):
+        server = bamtest.Server("--drain-timeout", "1s")
+        stream = server.stream("/v1/completions", {"prompt": "x", "max_tokens": 1000000 // 10, "ignore_eos": True})
+        stream.next_event()
+        self.assertEqual(server.stop(expected=1), 1)
+        self.assertEqual(stream.chunks()[-1]["choices"][0]["finish_reason"], "abort")
+
+    def test_second_signal_aborts(self):
+        server = bamtest.Server("--drain-timeout", "60s")
+        stream = server.stream("/v1/completions", {"prompt": "x", "max_tokens": 100000, "ignore_eos": True})
+        stream.next_event()
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        self.assertIsNone(server.process.poll())
+        server.process.send_signal(signal.SIGINT)
+        self.assertEqual(server.process.wait(5), 130)
+
+
+class Tls(unittest.TestCase):
+    def test_https(self):
+        with tempfile.TemporaryDirectory() as folder:
+            cert, key = folder + "/cert.pem", folder + "/key.pem"
+            subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2",
+                            "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+            server = bamtest.Server("--tls-cert", cert, "--tls-key", key)
+            try:
+                self.assertTrue(any("https://" in line for line in server.lines))
+                context = ssl.create_default_context(cafile=cert)
+                for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+                    context.minimum_version = context.maximum_version = version
+                    connection = http.client.HTTPSConnection("127.0.0.1", server.port, context=context, timeout=30)
+                    body = json.dumps({"prompt": "x", "max_tokens": 30, "stream": True, "ignore_eos": True})
+                    connection.request("POST", "/v1/completions", body)
+                    response = connection.getresponse()
+                    self.assertEqual(response.status, 200)
+                    self.assertTrue(response.read().endswith(b"data: [DONE]\n\n"))
+                    connection.request("GET", "/livez")
+                    self.assertEqual(connection.getresponse().read(), b'{"status":"ok"}')
+                    connection.close()
+                with socket.create_connection(("127.0.0.1", server.port), timeout=10) as plain:
+                    plain.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+                    try:
+                        self.assertNotIn(b"200 OK", plain.recv(1000))
+                    except ConnectionResetError:
+                        pass
+            finally:
+                server.stop()
+
+
+class Logs(unittest.TestCase):
+    def test_json_lines(self):
+        server = bamtest.Server("--log-format", "json", wait=False)
+        deadline = time.time() + 60
+        while not any("ready after" in line for line in server.lines) and time.time() < deadline:
+            time.sleep(0.05)
+        server.wait_ready()
+        server.complete("a very secret prompt", max_tokens=4, ignore_eos=True, request_id="logged")
+        server.complete(max_tokens=-1)
+        server.stop()
+        lines = [json.loads(line) for line in server.lines]
+        entry = next(line for line in lines if line.get("id") == "logged")
+        self.assertEqual((entry["status"], entry["generated_tokens"], entry["finish"]), (200, 4, "length"))
+        for key in ("prompt_tokens", "cached_tokens", "ttft_ms", "tokens_per_second", "total_ms", "peer"):
+            self.assertIn(key, entry)
+        self.assertTrue(any(line.get("status") == 400 for line in lines))
+        self.assertNotIn("secret prompt", "\n".join(server.lines), "prompts are not logged unless asked")
+
+    def test_prompts_on_demand_and_499(self):
+        server = bamtest.Server("--log-prompts", "on")
+        server.complete("a visible prompt", max_tokens=1)
+        stream = server.stream("/v1/completions", {"prompt": "x", "max_tokens": 100000, "ignore_eos": True, "request_id": "gone"})
+        stream.next_event()
+        stream.close()
+        deadline = time.time() + 10
+        while not any("gone" in line and " 499 " in line for line in server.lines) and time.time() < deadline:
+            time.sleep(0.05)
+        server.stop()
+        self.assertTrue(any("a visible prompt" in line for line in server.lines))
+        self.assertTrue(any("gone" in line and " 499 " in line for line in server.lines), server.log())
+
+
+class Snapshots(unittest.TestCase):
+    def test_save_and_restore_over_a_restart(self):
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = ("--kv-dir", folder, "--admin-key", "root")
+            admin = {"Authorization": "Bearer root"}
+            prompt = [3 + i % 300 for i in range(1000)]
+            server = bamtest.Server(*arguments)
+            first = server.complete(prompt, max_tokens=8, ignore_eos=True).json()
+            saved = server.post("/v1/kv/save", {"name": "doc", "tokens": prompt}, headers=admin)
+            self.assertEqual(saved.status, 200, saved.text)
+            for name in ("../evil", "", "a/b", "x" * 200):
+                self.assertEqual(server.post("/v1/kv/save", {"name": name, "tokens": prompt}, headers=admin).status, 400, name)
+            server.stop()
+            server = bamtest.Server(*arguments)
+            try:
+                self.assertEqual(server.post("/v1/kv/restore", {"name": "missing"}, headers=admin).status, 400)
+                restored = server.post("/v1/kv/restore", {"name": "doc"}, headers=admin)
+                self.assertEqual(restored.status, 200, restored.text)
+                second = server.complete(prompt, max_tokens=8, ignore_eos=True).json()
+                self.assertEqual(second["choices"][0]["text"], first["choices"][0]["text"])
+                self.assertGreaterEqual(second["usage"]["prompt_tokens_details"]["cached_tokens"], 960 - 64)
+            finally:
+                server.stop()
+
+
+if __name__ == "__main__":
+    bamtest.main()

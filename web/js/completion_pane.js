@@ -1,0 +1,105 @@
+import {h, fill, segmented} from './dom.js';
+import {asCurl, copyButton, Runner} from './runner.js';
+import {tokenCounter} from './token_counter.js';
+import {legend, TokenView} from './tokens.js';
+
+const PATH = '/v1/completions';
+const SAMPLES = ['Once upon a time', 'The old man looked at the sea and', 'There are three things that'];
+
+export class CompletionPane {
+  #views = [];
+  #answer = '';
+
+  constructor(context) {
+    this.context = context;
+    this.runner = new Runner({run: 'Generate', again: 'Regenerate', onRun: () => this.run(), onAgain: () => this.run()});
+    this.notice = this.runner.notice;
+    this.prompt = h('textarea', {id: 'prompt', rows: 6, placeholder: 'Write the beginning of a text …',
+      on: {input: () => this.refreshCount()}});
+    this.append = h('button', {type: 'button', class: 'quiet', hidden: true, on: {click: () => this.#appendAnswer()}},
+      'Append to the prompt');
+    this.output = h('div', {class: 'outputs'});
+    this.refreshCount = tokenCounter(() => (this.prompt.value ? {prompt: this.prompt.value} : null),
+      (text) => this.onCount?.(text));
+    this.node = h('div', {class: 'pane'},
+      h('label', {class: 'field-label', for: 'prompt'}, 'Prompt'), this.prompt,
+      h('div', {class: 'actions'}, this.runner.runButton, this.runner.stopButton, this.runner.againButton,
+        h('span', {class: 'spacer'}),
+        copyButton(() => {
+          const body = this.#body();
+          return body && asCurl(PATH, body);
+        })),
+      this.notice.node, this.runner.progress,
+      h('div', {class: 'output-head'},
+        segmented('Show the answer as', [['tokens', 'Tokens'], ['text', 'Text']], context.tokenView,
+          (mode) => this.#setView(mode)),
+        legend(), h('span', {class: 'spacer'}), this.append),
+      this.output, this.runner.stats);
+    this.#showEmpty();
+  }
+
+  focus() {
+    this.prompt.focus();
+  }
+
+  stop() {
+    return this.runner.stop();
+  }
+
+  async run() {
+    if (this.runner.busy) return;
+    if (!this.prompt.value) {
+      this.prompt.focus();
+      return;
+    }
+    const body = this.#body();
+    if (!body) return;
+    this.#start(body.n ?? 1);
+    const summary = await this.runner.run(PATH, body, {
+      onDelta: (index, text, tokens) => {
+        this.#views[index].addText(text);
+        for (const token of tokens) this.#views[index].addToken(token);
+        // Without logprobs there are no tokens to show.
+        if (tokens.length === 0 && text && this.#views[index].numTokens === 0) this.#views[index].setMode('text');
+      },
+    }, () => this.run());
+    if (!summary && this.#views.every((view) => view.text === '')) this.#showEmpty();
+    this.#answer = this.#views[0]?.text ?? '';
+    this.append.hidden = this.#answer === '' || body.echo === true;
+  }
+
+  #body() {
+    const fields = this.context.fields();
+    return fields && {model: this.context.model?.id, prompt: this.prompt.value, ...fields};
+  }
+
+  #start(choices) {
+    this.append.hidden = true;
+    this.#views = Array.from({length: choices}, (_, i) => new TokenView(`Tokens of answer ${i + 1}`));
+    for (const view of this.#views) view.setMode(this.context.tokenView);
+    fill(this.output, this.#views.map((view, i) => h('div', {class: 'output'},
+      choices > 1 && h('span', {class: 'choice-number'}, String(i + 1)), view.node)));
+  }
+
+  #setView(mode) {
+    this.context.tokenView = mode;
+    for (const view of this.#views) view.setMode(view.numTokens > 0 ? mode : 'text');
+  }
+
+  #appendAnswer() {
+    this.prompt.value += this.#answer;
+    this.append.hidden = true;
+    this.refreshCount();
+    this.prompt.focus();
+  }
+
+  #showEmpty() {
+    this.#views = [];
+    fill(this.output, h('div', {class: 'empty'}, h('p', {}, 'The answer appears here, token by token. Or begin with:'),
+      h('div', {class: 'chips'}, SAMPLES.map((text) => h('button', {type: 'button', class: 'chip', on: {click: () => {
+        this.prompt.value = text;
+        this.refreshCount();
+        this.run();
+      }}}, text)))));
+  }
+}
