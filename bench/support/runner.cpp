@@ -15,7 +15,7 @@ Runner::Runner(const RunnerOptions& options, int64_t max_tokens, int64_t sequenc
   ModelOptions model_options;
   model_options.weight_dtype = options.weight_dtype;
   model_options.max_rows = std::max(options.chunk, sequences);
-  model_options.max_logit_rows = std::max<int64_t>(1, sequences);
+  model_options.max_logit_rows = std::max(options.logit_rows, sequences);
   model_options.attention.certified = options.certified;
   model_ = std::make_unique<BamModel>(*backend_, config, load_weights(options.model, config), model_options);
   kv_.layout = make_kv_layout(options.kv_dtype, static_cast<int>(config.head_dim), kTileKeys);
@@ -41,6 +41,24 @@ const std::vector<float>& Runner::prefill(const std::vector<int32_t>& tokens, in
                     kv_, std::span(logits_).first(wanted ? static_cast<size_t>(model_->config().vocab_size) : 0));
   }
   return logits_;
+}
+
+std::vector<float> Runner::prefill_logits(const std::vector<int32_t>& tokens, int64_t wanted) {
+  const auto count = static_cast<int64_t>(tokens.size());
+  const int64_t vocab = model_->config().vocab_size;
+  std::vector<float> result(static_cast<size_t>(wanted * vocab));
+  for (int64_t begin = 0; begin < count; begin += options_.chunk) {
+    const int64_t rows = std::min(options_.chunk, count - begin);
+    const SequenceRows seq{tables_.data(), stride_, 0, rows, begin};
+    std::vector<int32_t> logit_rows;
+    for (int64_t r = std::max<int64_t>(0, count - wanted - begin); r < rows; ++r) logit_rows.push_back(static_cast<int32_t>(r));
+    const int64_t first = begin + (logit_rows.empty() ? 0 : logit_rows.front()) - (count - wanted);
+    model_->forward({std::span(tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(rows)), {&seq, 1}, logit_rows},
+                    kv_, logit_rows.empty() ? std::span<float>()
+                                            : std::span(result).subspan(static_cast<size_t>(first * vocab),
+                                                                        logit_rows.size() * static_cast<size_t>(vocab)));
+  }
+  return result;
 }
 
 const std::vector<float>& Runner::decode(const std::vector<int32_t>& tokens, const std::vector<int64_t>& positions) {

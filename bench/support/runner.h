@@ -17,6 +17,7 @@ struct RunnerOptions {
   bool certified = true;
   int threads = 0;
   int64_t chunk = 512;
+  int64_t logit_rows = 1;  // rows per chunk whose logits may be wanted
   std::string isa = "auto";
 };
 
@@ -28,6 +29,8 @@ class Runner {
   Backend& backend() { return *backend_; }
   // Reads tokens of sequence `s` from position `start` on in chunks; returns the last row's logits.
   const std::vector<float>& prefill(const std::vector<int32_t>& tokens, int64_t start = 0, int64_t sequence = 0);
+  // The same for a prompt from position 0 on, returning the logits of its last `wanted` rows [wanted, vocab].
+  std::vector<float> prefill_logits(const std::vector<int32_t>& tokens, int64_t wanted);
   // One token for each sequence at its position; logits [sequences, vocab].
   const std::vector<float>& decode(const std::vector<int32_t>& tokens, const std::vector<int64_t>& positions);
   int32_t argmax(int64_t row = 0) const;

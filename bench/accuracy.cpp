@@ -1,0 +1,125 @@
+// What compression and certified skipping cost in accuracy, on real text and long prompts.
+//   build/bench_accuracy --model DIR --text FILE [--windows 20] [--long 32768]
+// Reference: f32 weights, f32 KV, dense attention.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+
+#include "bench/support/runner.h"
+#include "models/tokenizer.h"
+
+namespace bam::bench {
+namespace {
+
+struct Variant {
+  const char* name;
+  DType weights, kv;
+  bool certified;
+  std::string isa = "auto";
+};
+
+struct Score {
+  double nll = 0;          // mean over all predicted tokens
+  double max_delta = 0;    // against the reference logits
+  double same_argmax = 1;  // share of rows
+};
+
+double row_nll(const float* logits, int64_t vocab, int32_t target) {
+  const float largest = *std::max_element(logits, logits + vocab);
+  double total = 0;
+  for (int64_t i = 0; i < vocab; ++i) total += std::exp(static_cast<double>(logits[i]) - largest);
+  return std::log(total) + largest - logits[target];
+}
+
+Score compare(const std::vector<float>& logits, const std::vector<float>& reference, const std::vector<int32_t>& tokens,
+              int64_t rows, int64_t vocab) {
+  Score score;
+  double same = 0, nll = 0;
+  const auto first = static_cast<int64_t>(tokens.size()) - rows;
+  for (int64_t r = 0; r < rows; ++r) {
+    const float *a = logits.data() + r * vocab, *b = reference.data() + r * vocab;
+    for (int64_t i = 0; i < vocab; ++i) score.max_delta = std::max(score.max_delta, std::fabs(static_cast<double>(a[i]) - b[i]));
+    same += std::max_element(a, a + vocab) - a == std::max_element(b, b + vocab) - b;
+    if (r + 1 < rows) nll += row_nll(a, vocab, tokens[static_cast<size_t>(first + r + 1)]);
+  }
+  score.same_argmax = same / static_cast<double>(rows);
+  score.nll = nll / static_cast<double>(rows - 1);
+  return score;
+}
+
+void print(const char* name, const Score& s, double reference_nll) {
+  std::printf("| %-28s | %9.4f | %+8.4f %% | %9.2g | %7.3f %% |\n", name, std::exp(s.nll),
+              100 * (std::exp(s.nll - reference_nll) - 1), s.max_delta, 100 * s.same_argmax);
+  std::fflush(stdout);
+}
+
+int run(int argc, char** argv) {
+  std::string model, text_file;
+  int64_t windows = 20, window = 512, long_tokens = 0;
+  CLI::App app("Accuracy of compressed weights, compressed KV and certified attention against f32 and dense");
+  app.add_option("--model", model, "checkpoint folder")->required();
+  app.add_option("--text", text_file, "plain text")->required();
+  app.add_option("--windows", windows, "windows of text");
+  app.add_option("--window", window, "tokens per window");
+  app.add_option("--long", long_tokens, "also compare the last 64 rows of one prompt of this many tokens");
+  CLI11_PARSE(app, argc, argv);
+  std::ifstream file(text_file);
+  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  const std::vector<int32_t> all = Tokenizer::load(model)->encode(text, false);
+  const std::vector<Variant> variants = {{"f32, KV f32, certified", DType::kF32, DType::kF32, true},
+                                         {"f32, KV f32, certified, avx2", DType::kF32, DType::kF32, true, "avx2"},
+                                         {"f32, KV f16, certified", DType::kF32, DType::kF16, true},
+                                         {"f32, KV int8, certified", DType::kF32, DType::kI8, true},
+                                         {"f32, KV int4, certified", DType::kF32, DType::kI4, true},
+                                         {"bf16, KV f16, certified", DType::kBF16, DType::kF16, true},
+                                         {"int8, KV f16, certified", DType::kI8, DType::kF16, true},
+                                         {"int8, KV int8, certified", DType::kI8, DType::kI8, true}};
+  const auto measure = [&](int64_t tokens_each, int64_t count, int64_t rows) {
+    const auto options = [&](const Variant& v) {
+      return RunnerOptions{.model = model, .weight_dtype = v.weights, .kv_dtype = v.kv, .certified = v.certified,
+                           .chunk = 512, .logit_rows = 512, .isa = v.isa};
+    };
+    std::printf("\n%ld x %ld tokens, logits of the last %ld rows\n", static_cast<long>(count), static_cast<long>(tokens_each),
+                static_cast<long>(rows));
+    std::printf("| weights, KV, attention        | perplexity | change    | max |dlogit| | same argmax |\n|---|---|---|---|---|\n");
+    std::vector<std::vector<float>> references;
+    double reference_nll = 0;
+    for (size_t i = 0; i <= variants.size(); ++i) {
+      const Variant variant = i == 0 ? Variant{"f32, KV f32, dense", DType::kF32, DType::kF32, false} : variants[i - 1];
+      Runner runner(options(variant), tokens_each);
+      Score total;
+      total.same_argmax = 0;
+      for (int64_t w = 0; w < count; ++w) {
+        const auto begin = all.begin() + w * tokens_each;
+        const std::vector<int32_t> tokens(begin, begin + tokens_each);
+        std::vector<float> logits = runner.prefill_logits(tokens, rows);
+        if (i == 0) references.push_back(logits);
+        const Score s = compare(logits, references[static_cast<size_t>(w)], tokens, rows, runner.model().config().vocab_size);
+        total.nll += s.nll / static_cast<double>(count);
+        total.max_delta = std::max(total.max_delta, s.max_delta);
+        total.same_argmax += s.same_argmax / static_cast<double>(count);
+      }
+      if (i == 0) reference_nll = total.nll;
+      print(variant.name, total, reference_nll);
+    }
+  };
+  const auto available = static_cast<int64_t>(all.size());
+  measure(window, std::min(windows, available / window), window);
+  if (long_tokens > 0) measure(std::min(long_tokens, available), 1, 64);
+  return 0;
+}
+
+}  // namespace
+}  // namespace bam::bench
+
+int main(int argc, char** argv) {
+  try {
+    return bam::bench::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "bench_accuracy: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Benchmarks of this machine: kernels, prefill, decode, streams, long prompts. Results go to bench/results/ as JSON.
+#   bench/run.sh [--quick]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+quick=0
+[[ "${1:-}" == "--quick" ]] && quick=1
+results=bench/results
+mkdir -p "$results"
+
+shape120="$results/random-120m"
+if [[ ! -f $shape120/model.safetensors ]]; then
+  echo "==> a random checkpoint of the 120M shape"
+  python=python3
+  "$python" -c 'import numpy' 2>/dev/null || python=/usr/bin/python3
+  "$python" tools/make_random_checkpoint.py --size 120m --dtype bf16 --overwrite "$shape120"
+fi
+
+for dtype in f32 bf16 int8; do
+  echo "==> 120M shape, $dtype weights: prefill, decode, streams"
+  build/bench_model --model "$shape120" --dtype "$dtype" --prefill 512,4096 --decode 0,4096 --streams 1,16,64 \
+    --out "$results/model-120m-$dtype.json"
+done
+
+echo "==> BAM + SSMax against NoPE, dense attention, same kernel"
+nope="$results/random-nope"
+[[ -f $nope/model.safetensors ]] || "${python:-/usr/bin/python3}" tools/make_random_checkpoint.py --size 120m --dtype bf16 \
+  --position-encoding nope --no-ssmax --overwrite "$nope"
+for model in "$shape120" "$nope"; do
+  build/bench_model --model "$model" --dtype bf16 --attention dense --prefill 4096 --decode 0 --streams 1 \
+    --out "$results/dense-$(basename "$model").json"
+done
+
+lengths=8192,32768,131072,500000
+dense=8192,32768
+if [[ $quick == 1 ]]; then lengths=8192,32768; dense=8192; fi
+echo "==> demo model: long prompts, certified"
+build/bench_model --model checkpoints/demo --prefill "$lengths" --decode 0 --streams 1 --out "$results/demo-certified.json"
+echo "==> demo model: long prompts, dense"
+build/bench_model --model checkpoints/demo --attention dense --prefill "$dense" --decode 0 --streams 1 \
+  --out "$results/demo-dense.json"
+for kv in f32 int8 int4; do
+  echo "==> demo model: KV $kv"
+  build/bench_model --model checkpoints/demo --kv-dtype "$kv" --prefill 32768 --decode 32768 --streams 1 \
+    --out "$results/demo-kv-$kv.json"
+done
