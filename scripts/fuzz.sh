@@ -16,13 +16,33 @@ for source in tests/fuzz/*_fuzz.cpp; do targets+=("$(basename "$source" .cpp)");
 scripts/build.sh fuzz "${targets[@]}"
 
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:allocator_may_return_null=1} UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
-for target in "${targets[@]}"; do
+fuzz_one() {
+  local target=$1 corpus log
   corpus=$(cache_dir)/fuzz/$target
   mkdir -p "$corpus"
-  seeds=(tests/fuzz/corpus/"${target%_fuzz}")
   log=build-fuzz/$target.log
-  : >"$log"
-  run_step "$log" "$target for $seconds s" "build-fuzz/$target" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 \
-    -print_final_stats=1 -artifact_prefix="$corpus-crash-" "$corpus" "${seeds[@]}"
-  say "  $(sed -nE 's/^stat::number_of_executed_units: *([0-9]+)/\1 inputs, no finding/p' "$log")"
+  if ! "build-fuzz/$target" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -print_final_stats=1 \
+    -artifact_prefix="$corpus-crash-" "$corpus" "tests/fuzz/corpus/$target" >"$log" 2>&1; then
+    tail -n 40 "$log" >&2
+    say "$target: FAILED, see $log"
+    return 1
+  fi
+  say "  $target: $(sed -nE 's/^stat::number_of_executed_units: *([0-9]+)/\1 inputs, no finding/p' "$log")"
+}
+
+# As many side by side as there are cores.
+say "${#targets[@]} fuzzers, $seconds s each"
+failed=0 running=0
+for target in "${targets[@]}"; do
+  if ((running >= $(nproc))); then
+    wait -n || failed=1
+    running=$((running - 1))
+  fi
+  fuzz_one "$target" &
+  running=$((running + 1))
 done
+while ((running > 0)); do
+  wait -n || failed=1
+  running=$((running - 1))
+done
+exit "$failed"
