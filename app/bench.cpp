@@ -17,7 +17,8 @@ namespace {
 
 using namespace bench;
 
-constexpr const char* kFooter = R"(Load: --concurrency N keeps N requests in flight (closed loop); --request-rate R sends R per second whatever the
+constexpr const char* kFooter =
+    R"(Load: --concurrency N keeps N requests in flight (closed loop); --request-rate R sends R per second whatever the
 server does (open loop), with --concurrency as an upper limit. Lengths: 512, uniform:100:2000, normal:MEAN:STDDEV,
 lognormal:MEDIAN:SIGMA, the last two with optional :MIN:MAX. TTFT, TPOT, ITL and E2E are those of vllm bench serve.
 
@@ -67,7 +68,9 @@ void add_load_options(CLI::App& app, Flags* flags) {
   app.add_option("--goodput", flags->goodput, "Targets in ms: ttft:500 tpot:50 e2el:3000");
   app.add_option("--probe", run.probe_interval_ms, "Send a short request every so many ms beside the load")
       ->check(CLI::Range(1.0, 3.6e6));
-  app.add_option("--probe-input-len", run.probe_input, "Tokens of a probe")->check(CLI::Range(1, 4096))->capture_default_str();
+  app.add_option("--probe-input-len", run.probe_input, "Tokens of a probe")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
   app.add_option("--probe-output-len", run.probe_output, "Tokens a probe asks for")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
@@ -110,7 +113,8 @@ void print_problems(const nlohmann::json& result) {
   }
   const auto& tokens = result["tokens"];
   const auto note = [&](const char* key, const char* text) {
-    if (tokens[key].get<int64_t>() > 0) fmt::print(stderr, "note: {} request(s) {}\n", tokens[key].get<int64_t>(), text);
+    if (tokens[key].get<int64_t>() > 0)
+      fmt::print(stderr, "note: {} request(s) {}\n", tokens[key].get<int64_t>(), text);
   };
   note("requests_without_usage", "without usage: output tokens are counted as stream events");
   note("prompt_count_differs", "where the server counted another prompt length than was sent");
@@ -130,8 +134,8 @@ int run_load_test(Flags& flags) {
   run.keep_alive = !flags.no_keep_alive;
   run.slo = parse_slo(flags.goodput);
   if (!flags.rate.empty()) {
-    run.request_rate = flags.rate == "inf" ? std::numeric_limits<double>::infinity()
-                                           : parse_number(flags.rate, "--request-rate");
+    run.request_rate =
+        flags.rate == "inf" ? std::numeric_limits<double>::infinity() : parse_number(flags.rate, "--request-rate");
     if (run.request_rate <= 0) throw UsageError("--request-rate: {} is not positive", flags.rate);
     if (flags.rate == "inf" && flags.num_requests == 0 && run.duration_s > 0) {
       throw UsageError("--request-rate inf needs --num-requests");

@@ -72,9 +72,8 @@ int run_eval(int argc, char** argv) {
   CLI::App* report = app.add_subcommand("report", "Draw one report from result files");
   report->add_option("files", flags.files, "Result files (JSON)")->required();
   add_report_options(*report, &flags.report);
-  return run_command(app, argc, argv, [&] {
-    return report->parsed() ? report_files(flags) : run_perplexity_command(flags);
-  });
+  return run_command(app, argc, argv,
+                     [&] { return report->parsed() ? report_files(flags) : run_perplexity_command(flags); });
 }
 
 }  // namespace bam

@@ -61,7 +61,9 @@ int OptionFlags::run(const char* command, CLI::App& app, int argc, char** argv,
     std::optional<std::string> text;
     if (!config_file_.empty()) text = read_config_file(config_file_);
     const ServeConfig config = resolve_serve_config(flags, environment, text, config_file_);
-    log::init(config.log_level, config.log_format);
+    // Tools for the terminal speak by themselves; only the server has a log.
+    const bool has_log = given_.contains("log-level");
+    log::init(has_log ? config.log_level : "warn", has_log ? config.log_format : "text");
     return body(config);
   });
 }

@@ -16,7 +16,8 @@ namespace {
 
 using namespace bench;
 
-constexpr const char* kFooter = R"(Tasks: passkey, niah_single_1/2/3, niah_multikey_1/2/3, niah_multivalue, niah_multiquery (RULER's definitions).
+constexpr const char* kFooter =
+    R"(Tasks: passkey, niah_single_1/2/3, niah_multikey_1/2/3, niah_multivalue, niah_multiquery (RULER's definitions).
 Lengths are tokens, k = 1024: 500k is the paper's 512,000.
 
 Examples:
@@ -117,9 +118,8 @@ int run_cells(Flags& flags) {
   for (const LengthStats& stats : stats_by_length(result.records)) {
     if (stats.answered == 0) code = 1;
     if (flags.require_accuracy < 0 || stats.accuracy() >= flags.require_accuracy) continue;
-    fmt::print(stderr, "bam passkey: {} tokens: accuracy {} is below the required {}\n",
-               format_count(stats.length), format_percent(stats.accuracy()),
-               format_percent(flags.require_accuracy));
+    fmt::print(stderr, "bam passkey: {} tokens: accuracy {} is below the required {}\n", format_count(stats.length),
+               format_percent(stats.accuracy()), format_percent(flags.require_accuracy));
     code = 1;
   }
   return code;
@@ -136,8 +136,7 @@ int run_passkey(int argc, char** argv) {
   CLI::App* report = app.add_subcommand("report", "Draw one report from result files");
   report->add_option("files", flags.files, "Result files (JSONL)")->required();
   add_report_options(*report, &flags.report);
-  return run_command(app, argc, argv,
-                     [&] { return report->parsed() ? report_files(flags) : run_cells(flags); });
+  return run_command(app, argc, argv, [&] { return report->parsed() ? report_files(flags) : run_cells(flags); });
 }
 
 }  // namespace bam

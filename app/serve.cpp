@@ -58,9 +58,6 @@ class Service {
 
   int run() {
     const sigset_t signals = stop_signals();
-    // Before any thread exists: only the one that waits for them may receive these.
-    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-    signal(SIGPIPE, SIG_IGN);
     raise_descriptor_limit(config_.server.max_connections);
     http_.bind();
     log::info("config: {}", config_.resolved_line());
@@ -69,7 +66,10 @@ class Service {
                 config_.server.host);
     }
     std::thread waiter([this, signals] { wait_for_signals(signals); });
-    http_.run([this] { loader_ = std::thread([this] { load(); }); });
+    http_.run([this] {
+      log::info("listening on {}, loading {}", http_.url(), config_.model.model);
+      loader_ = std::thread([this] { load(); });
+    });
     if (loader_.joinable()) loader_.join();
     if (drainer_.joinable()) drainer_.join();
     finished_ = true;
@@ -144,11 +144,10 @@ class Service {
 
   // The event loops go last: until then workers and the engine may still hand something to them.
   void stop() {
+    const ServingModel* model = context_.model.load(std::memory_order_acquire);
+    if (model) model->engine.cancel_all();  // a worker may be waiting for an answer
     context_.workers.stop();
-    if (const ServingModel* model = context_.model.load(std::memory_order_acquire)) {
-      model->engine.cancel_all();
-      model->engine.drain(std::chrono::seconds(5));
-    }
+    if (model) model->engine.drain(std::chrono::seconds(5));
     http_.quit();
   }
 
@@ -198,7 +197,13 @@ std::unique_ptr<ServingModel> make_serving_model(const LoadedModel& loaded) {
   return model;
 }
 
-int serve(const ServeConfig& config) { return Service(config).run(); }
+int serve(const ServeConfig& config) {
+  // Before any thread exists: only the one that waits for these signals may receive them.
+  const sigset_t signals = stop_signals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+  return Service(config).run();
+}
 
 int run_serve(int argc, char** argv) {
   CLI::App app("Serves a checkpoint over an OpenAI-compatible HTTP API.", "bam serve");

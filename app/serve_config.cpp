@@ -168,6 +168,9 @@ ServeConfig resolve_serve_config(const std::map<std::string, std::string>& flags
     const std::filesystem::path path = std::filesystem::path(config.model.model).lexically_normal();
     const std::string name = path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
     config.server.served_model_names = {name.empty() || name == "." || name == ".." ? "bam" : name};
+    for (ServeConfig::Resolved& setting : config.resolved) {
+      if (setting.name == "served-model-name") setting.value = config.server.served_model_names.front();
+    }
   }
   check_combinations(config);
   return config;

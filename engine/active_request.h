@@ -39,12 +39,12 @@ struct ActiveRequest {
 
   Clock::time_point submitted_at{};
   std::optional<Clock::time_point> deadline;
-  std::optional<Clock::time_point> started_at;      // first scheduled
+  std::optional<Clock::time_point> started_at;  // first scheduled
   std::optional<Clock::time_point> first_token_at;
-  int64_t cached_tokens = 0;     // of the prompt, when it was first scheduled
-  int64_t progress_sent = -1;    // prompt positions of the last ProgressEvent
-  std::vector<Event> events;     // of the current step
-  bool touched = false;          // has events to deliver or is done
+  int64_t cached_tokens = 0;   // of the prompt, when it was first scheduled
+  int64_t progress_sent = -1;  // prompt positions of the last ProgressEvent
+  std::vector<Event> events;   // of the current step
+  bool touched = false;        // has events to deliver or is done
 
   bool done() const { return num_unfinished == 0; }
   bool queued() const { return !started_at.has_value(); }

@@ -57,8 +57,7 @@ void BlockPool::release(int32_t page) {
 
 void BlockPool::publish(int32_t page, PageOwner owner) {
   Page& p = at(page);
-  BAM_CHECK_MSG(p.refs > 0 && p.owner.node < 0 && owner.node >= 0,
-                "only an unpublished page in use can be published");
+  BAM_CHECK_MSG(p.refs > 0 && p.owner.node < 0 && owner.node >= 0, "only an unpublished page in use can be published");
   p.owner = owner;
 }
 
@@ -91,8 +90,7 @@ void BlockPool::lru_remove(int32_t page) {
 
 std::string BlockPool::check_integrity() const {
   if (num_free() + num_cached_ + num_used_ != num_total()) {
-    return fmt::format("free {} + cached {} + used {} != total {}", num_free(), num_cached_,
-                       num_used_, num_total());
+    return fmt::format("free {} + cached {} + used {} != total {}", num_free(), num_cached_, num_used_, num_total());
   }
   std::vector<uint8_t> seen(pages_.size(), 0);
   for (int32_t page : free_) {
@@ -113,8 +111,7 @@ std::string BlockPool::check_integrity() const {
   if (cached != num_cached_ || prev != lru_tail_) return "the LRU list lost pages";
   for (size_t page = 0; page < pages_.size(); ++page) {
     if ((pages_[page].refs > 0) == (seen[page] != 0)) {
-      return fmt::format("page {} with {} references is {}listed", page, pages_[page].refs,
-                         seen[page] ? "" : "not ");
+      return fmt::format("page {} with {} references is {}listed", page, pages_[page].refs, seen[page] ? "" : "not ");
     }
   }
   return {};

@@ -30,21 +30,23 @@ KvPlan plan_kv(BamModel& model, EngineConfig config) {
   int64_t useful = std::numeric_limits<int32_t>::max();  // page ids are 32 bits
   if (bytes == 0) {
     bytes = static_cast<uint64_t>(kSafeShare * static_cast<double>(model.backend().free_memory_bytes()));
-    const int64_t most = geometry.pages_for(kMaxModelLen) + config.max_num_seqs * geometry.pages_for(kAutoTokensPerSequence);
+    const int64_t most =
+        geometry.pages_for(kMaxModelLen) + config.max_num_seqs * geometry.pages_for(kAutoTokensPerSequence);
     useful = std::min(useful, std::max(most, groups));
   }
   KvPlan plan{config, geometry, layout, 0};
   plan.num_pages = static_cast<int64_t>(std::min<uint64_t>(bytes / layout.page_bytes(), static_cast<uint64_t>(useful)));
   if (plan.num_pages < groups) {
-    throw Error("the KV memory of {} bytes is too small: {} groups need at least one page of {} bytes each", bytes, groups,
-                layout.page_bytes());
+    throw Error("the KV memory of {} bytes is too small: {} groups need at least one page of {} bytes each", bytes,
+                groups, layout.page_bytes());
   }
   plan.config.kv_memory_bytes = plan.bytes();
 
   const int64_t fits = geometry.max_tokens(plan.num_pages);
   if (config.max_model_len > fits) {
     throw UsageError("a context of {} tokens needs {:.2f} GiB of KV memory, but {:.2f} GiB hold at most {} tokens",
-                     config.max_model_len, gib(static_cast<size_t>(geometry.pages_for(config.max_model_len)) * layout.page_bytes()),
+                     config.max_model_len,
+                     gib(static_cast<size_t>(geometry.pages_for(config.max_model_len)) * layout.page_bytes()),
                      gib(plan.bytes()), fits);
   }
   if (config.max_model_len == 0) plan.config.max_model_len = fits;
@@ -52,9 +54,9 @@ KvPlan plan_kv(BamModel& model, EngineConfig config) {
 }
 
 std::string describe(const KvPlan& plan) {
-  return fmt::format("KV cache: {} pages of {} keys, {}, {:.2f} GiB, {} tokens, longest context {} tokens", plan.num_pages,
-                     plan.geometry.page_size(), dtype_name(plan.layout.dtype), gib(plan.bytes()), plan.capacity_tokens(),
-                     plan.config.max_model_len);
+  return fmt::format("KV cache: {} pages of {} keys, {}, {:.2f} GiB, {} tokens, longest context {} tokens",
+                     plan.num_pages, plan.geometry.page_size(), dtype_name(plan.layout.dtype), gib(plan.bytes()),
+                     plan.capacity_tokens(), plan.config.max_model_len);
 }
 
 }  // namespace bam

@@ -22,10 +22,10 @@ struct KvPlan {
   int64_t capacity_tokens() const { return num_pages / geometry.num_groups() * geometry.page_size(); }
 };
 
-// kv_memory auto: 70 % of what the backend calls free, but no more than one sequence of 4M tokens beside max_num_seqs of
-// 32K could ever use. max_model_len auto: the longest sequence that fits alone, at most 4M.
-// Limits that the model's scratch memory sets (rows, logit rows) are applied too. Throws Error when not even one page per
-// group fits, UsageError when an explicit max_model_len does not.
+// kv_memory auto: 70 % of what the backend calls free, but no more than one sequence of 4M tokens beside max_num_seqs
+// of 32K could ever use. max_model_len auto: the longest sequence that fits alone, at most 4M. Limits that the model's
+// scratch memory sets (rows, logit rows) are applied too. Throws Error when not even one page per group fits,
+// UsageError when an explicit max_model_len does not.
 KvPlan plan_kv(BamModel& model, EngineConfig config);
 
 // One line for the log: pages, bytes, tokens.

@@ -9,10 +9,10 @@ namespace {
 
 // Features are scaled so that typical steps give numbers around one.
 constexpr double kRowUnit = 64, kKeyUnit = 64.0 * 4096, kSequenceUnit = 8;
-constexpr double kForget = 0.97;      // weight of a step 30 steps ago: 0.4
-constexpr double kForgetWrong = 0.02; // after two surprises of the same kind
-constexpr double kRidge = 1e-5;       // pull towards the prior, in relative units
-constexpr double kMaxSurprise = 4;    // a measurement counts as at most this factor off
+constexpr double kForget = 0.97;       // weight of a step 30 steps ago: 0.4
+constexpr double kForgetWrong = 0.02;  // after two surprises of the same kind
+constexpr double kRidge = 1e-5;        // pull towards the prior, in relative units
+constexpr double kMaxSurprise = 4;     // a measurement counts as at most this factor off
 constexpr double kFloorMs = 0.05;
 
 double dot(const std::array<double, 4>& a, const std::array<double, 4>& b) {
@@ -109,8 +109,8 @@ int64_t CostModel::rows_within(int64_t start_pos, double budget_ms) const {
   if (budget_ms <= 0) return 0;
   // linear * n + quadratic * n^2 = budget
   const double quadratic = 0.5 * coefficients_[2] / kKeyUnit;
-  const double linear = coefficients_[1] / kRowUnit +
-                        coefficients_[2] / kKeyUnit * (static_cast<double>(start_pos) - 0.5);
+  const double linear =
+      coefficients_[1] / kRowUnit + coefficients_[2] / kKeyUnit * (static_cast<double>(start_pos) - 0.5);
   if (linear <= 0 && quadratic <= 0) return INT64_MAX;
   // The form 2c / (b + sqrt(..)) has no cancellation for small quadratic terms.
   const double root = std::sqrt(std::max(0.0, linear * linear + 4 * quadratic * budget_ms));

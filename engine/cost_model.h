@@ -2,9 +2,9 @@
 //
 //   ms = a + b * rows + c * sum over rows of the keys before it + d * sequences
 //
-// Exponentially weighted least squares on relative errors with non-negative coefficients. A conservative prior stands in
-// for what was not seen yet, and one odd measurement moves a prediction by a bounded factor only. A plain value: copy it
-// to read it from another thread.
+// Exponentially weighted least squares on relative errors with non-negative coefficients. A conservative prior stands
+// in for what was not seen yet, and one odd measurement moves a prediction by a bounded factor only. A plain value:
+// copy it to read it from another thread.
 #pragma once
 
 #include <array>
@@ -47,11 +47,11 @@ class CostModel {
   static Vector features(const StepLoad& load);
   void solve();
 
-  Vector prior_{};                           // coefficients assumed without evidence
+  Vector prior_{};  // coefficients assumed without evidence
   Vector coefficients_{};
-  std::array<Vector, kTerms> moments_{};     // weighted sum of x xᵀ
-  Vector targets_{};                         // weighted sum of x (y - prior·x)
-  int last_surprise_ = 0;                    // -1, 0, 1: the last measurement was far below, near, far above
+  std::array<Vector, kTerms> moments_{};  // weighted sum of x xᵀ
+  Vector targets_{};                      // weighted sum of x (y - prior·x)
+  int last_surprise_ = 0;                 // -1, 0, 1: the last measurement was far below, near, far above
 };
 
 }  // namespace bam

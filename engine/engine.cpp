@@ -46,7 +46,7 @@ struct Engine::Impl {
         plan(plan_kv(*model, std::move(config))),
         model_config(model->config()),
         heads(model->heads()),
-        core(*model, plan, tokenizer_fingerprint, stats) {
+        core(*model, plan, tokenizer_fingerprint, stats, [this](const std::string& id) { forget(id); }) {
     log::info("{}", describe(plan));
     publish(Clock::now());
     thread = std::thread([this] { run(); });
@@ -80,23 +80,29 @@ struct Engine::Impl {
   bool take_inbox();
   void handle(Message& message);
   void publish(Clock::time_point now);
+  void forget(const std::string& id) {
+    const std::lock_guard lock(mutex);
+    live_ids.erase(id);
+  }
 
   EngineStats stats;
   std::unique_ptr<BamModel> model;
   const KvPlan plan;
   const ModelConfig model_config;
   const std::vector<HeadReport> heads;
-  EngineCore core;  // engine thread only
-  std::vector<Message> messages;  // engine thread only
-  Clock::time_point published_at{};
 
   std::mutex mutex;  // the inbox and what submit() must know at once
   std::condition_variable wake, idle;
   std::vector<Message> inbox;
   std::unordered_set<std::string> live_ids;
   int64_t num_queued = 0, num_queued_tokens = 0;  // requests not scheduled yet, inbox included
+  bool busy = false;                              // the engine thread has work or is delivering events
   bool draining = false;
   bool stopping = false;
+
+  EngineCore core;  // engine thread only, like the next two
+  std::vector<Message> messages;
+  Clock::time_point published_at{};
 
   std::atomic<std::shared_ptr<const Published>> published;
   // Health: when the current stretch of work last made progress; 0 while idle. Steady-clock ticks.
@@ -118,14 +124,16 @@ SubmitResult Engine::Impl::check(const Request& request) const {
   }
   const int64_t limit = plan.config.max_model_len;
   if (prompt > limit || completion > limit - prompt) {
-    return invalid(fmt::format("This model's maximum context length is {} tokens. However, you requested {} tokens ({} in the "
-                               "prompt, {} for the completion). Please reduce the length of the prompt or of the completion.",
-                               limit, prompt + completion, prompt, completion));
+    return invalid(
+        fmt::format("This model's maximum context length is {} tokens. However, you requested {} tokens ({} in the "
+                    "prompt, {} for the completion). Please reduce the length of the prompt or of the completion.",
+                    limit, prompt + completion, prompt, completion));
   }
   const int64_t pages = plan.geometry.pages_for(prompt + completion);
   if (pages > plan.num_pages) {
-    return invalid(fmt::format("{} tokens ({} in the prompt, {} for the completion) need {} KV pages, but the whole cache has {}",
-                               prompt + completion, prompt, completion, pages, plan.num_pages));
+    return invalid(
+        fmt::format("{} tokens ({} in the prompt, {} for the completion) need {} KV pages, but the whole cache has {}",
+                    prompt + completion, prompt, completion, pages, plan.num_pages));
   }
   return {};
 }
@@ -154,8 +162,8 @@ SubmitResult Engine::Impl::submit(Request request, std::shared_ptr<EventSink> si
     }
     if (num_queued > 0 && num_queued_tokens + tokens > config.max_queued_tokens) {
       const double excess = static_cast<double>(num_queued_tokens + tokens - config.max_queued_tokens);
-      return queue_full(fmt::format("{} prompt tokens are waiting; {} more would exceed the limit of {}", num_queued_tokens,
-                                    tokens, config.max_queued_tokens),
+      return queue_full(fmt::format("{} prompt tokens are waiting; {} more would exceed the limit of {}",
+                                    num_queued_tokens, tokens, config.max_queued_tokens),
                         std::min(1.0, excess / static_cast<double>(num_queued_tokens)));
     }
     live_ids.insert(request.id);
@@ -171,7 +179,10 @@ template <typename F>
 auto Engine::Impl::run_between_steps(F f) -> std::invoke_result_t<F, EngineCore&> {
   using R = std::invoke_result_t<F, EngineCore&>;
   std::optional<R> result;
-  TaskMessage task([&](EngineCore& c) { result.emplace(f(c)); });
+  TaskMessage task([&](EngineCore& c) {
+    result.emplace(f(c));
+    publish(Clock::now());  // the caller may look at once
+  });
   std::future<void> done = task.get_future();
   {
     const std::lock_guard lock(mutex);
@@ -192,15 +203,15 @@ auto Engine::Impl::run_between_steps(F f) -> std::invoke_result_t<F, EngineCore&
 // Waits for something to do; false when the engine is to stop.
 bool Engine::Impl::take_inbox() {
   messages.clear();
-  std::vector<std::string> finished = core.take_finished_ids();
   std::unique_lock lock(mutex);
-  for (const std::string& id : finished) live_ids.erase(id);
   if (!core.has_work()) {
     progress_at.store(0, std::memory_order_relaxed);
-    if (live_ids.empty()) idle.notify_all();
+    busy = false;
+    idle.notify_all();
     wake.wait(lock, [&] { return stopping || !inbox.empty(); });
   }
   if (stopping) return false;
+  busy = true;
   messages.swap(inbox);
   num_queued = core.num_queued();
   num_queued_tokens = core.num_queued_tokens();
@@ -239,17 +250,18 @@ void Engine::Impl::run() {
     progress_at.store(end.time_since_epoch().count(), std::memory_order_relaxed);
     if (end - published_at >= kPublishInterval || !core.has_work()) publish(end);
   }
-  core.cancel_all();
-  const std::lock_guard lock(mutex);
-  for (Message& message : inbox) {
-    // Sinks of requests that were never looked at must hear of their end too.
-    if (auto* submit = std::get_if<SubmitMessage>(&message)) {
-      core.add(std::move(submit->request), std::move(submit->sink), submit->submitted_at);
-    }
+  // Sinks of requests that were never looked at must hear of their end too. submit() adds nothing while stopping.
+  {
+    const std::lock_guard lock(mutex);
+    messages.swap(inbox);
+  }
+  for (Message& message : messages) {
+    if (std::holds_alternative<SubmitMessage>(message)) handle(message);
   }
   core.cancel_all();
-  inbox.clear();
-  live_ids.clear();
+  messages.clear();  // tasks: their callers get an error
+  const std::lock_guard lock(mutex);
+  busy = false;
   idle.notify_all();
 }
 
@@ -282,7 +294,7 @@ void Engine::cancel_all() { impl_->send(CancelMessage{}); }
 bool Engine::drain(std::chrono::milliseconds timeout) {
   std::unique_lock lock(impl_->mutex);
   impl_->draining = true;
-  return impl_->idle.wait_for(lock, timeout, [&] { return impl_->live_ids.empty(); });
+  return impl_->idle.wait_for(lock, timeout, [&] { return impl_->live_ids.empty() && !impl_->busy; });
 }
 
 const EngineConfig& Engine::config() const { return impl_->plan.config; }
@@ -319,7 +331,8 @@ Result<std::string> Engine::restore_snapshot(const std::string& name) {
   return impl_->run_between_steps([&](EngineCore& core) { return core.restore_snapshot(name); });
 }
 
-Result<std::vector<float>> Engine::attention_row(const std::vector<int32_t>& tokens, int layer, int head, int64_t position) {
+Result<std::vector<float>> Engine::attention_row(const std::vector<int32_t>& tokens, int layer, int head,
+                                                 int64_t position) {
   const ModelConfig& model = impl_->model_config;
   if (tokens.empty() || static_cast<int64_t>(tokens.size()) > kMaxProbeTokens) {
     return Error("attention rows are available for 1 to {} tokens, not for {}", kMaxProbeTokens, tokens.size());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <random>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -11,8 +12,6 @@
 namespace bam {
 
 namespace {
-
-constexpr int64_t kReserveAhead = 4096;  // generated tokens whose positions are prepared with the prompt's
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 double milliseconds(Clock::duration d) { return 1e3 * seconds(d); }
@@ -35,7 +34,8 @@ uint64_t random_key() {
 
 }  // namespace
 
-EngineCore::EngineCore(BamModel& model, const KvPlan& plan, uint64_t tokenizer_fingerprint, EngineStats& stats)
+EngineCore::EngineCore(BamModel& model, const KvPlan& plan, uint64_t tokenizer_fingerprint, EngineStats& stats,
+                       std::function<void(const std::string&)> on_done)
     : model_(model),
       config_(plan.config),
       stats_(stats),
@@ -47,6 +47,7 @@ EngineCore::EngineCore(BamModel& model, const KvPlan& plan, uint64_t tokenizer_f
       sampler_(static_cast<int32_t>(model.config().vocab_size), model.config().eos_token_ids),
       snapshots_(plan.config.kv_dir, {model.fingerprint(), tokenizer_fingerprint, numerics_fingerprint(model)}, kv_,
                  model.backend(), runner_.kv()),
+      on_done_(std::move(on_done)),
       seed_key_(random_key()) {}
 
 void EngineCore::add(Request request, std::shared_ptr<EventSink> sink, Clock::time_point submitted_at) {
@@ -57,7 +58,8 @@ void EngineCore::add(Request request, std::shared_ptr<EventSink> sink, Clock::ti
   r.submitted_at = submitted_at;
   if (r.request.timeout) r.deadline = submitted_at + *r.request.timeout;
   const uint64_t arrival = next_arrival_++;
-  const auto random = philox4x32({static_cast<uint32_t>(arrival), static_cast<uint32_t>(arrival >> 32), 0, 1}, seed_key_);
+  const auto random =
+      philox4x32({static_cast<uint32_t>(arrival), static_cast<uint32_t>(arrival >> 32), 0, 1}, seed_key_);
   r.seed = r.request.sampling.seed.value_or((uint64_t{random[0]} << 32) | random[1]);
   r.choice_finished.assign(static_cast<size_t>(r.request.n), false);
   r.num_unfinished = r.request.n;
@@ -72,15 +74,14 @@ void EngineCore::add(Request request, std::shared_ptr<EventSink> sink, Clock::ti
   if (r.request.sampling.num_prompt_logprobs >= 0 && c.num_prompt > 1) c.logits_from = 0;
   ++num_queued_;
   num_queued_tokens_ += c.num_prompt;
-  runner_.reserve_positions(std::min(c.max_len, c.num_prompt + kReserveAhead));
   scheduler_.add(c);
   requests_.emplace(r.request.id, std::move(owned));
 }
 
 Choice& EngineCore::add_choice(ActiveRequest& r) {
   const int32_t index = static_cast<int32_t>(r.choices.size());
-  SamplerState state(r.request.sampling, r.seed, index, static_cast<int32_t>(model_.config().vocab_size), r.request.prompt,
-                     r.request.constraint ? r.request.constraint->clone_initial() : nullptr);
+  SamplerState state(r.request.sampling, r.seed, index, static_cast<int32_t>(model_.config().vocab_size),
+                     r.request.prompt, r.request.constraint ? r.request.constraint->clone_initial() : nullptr);
   r.choices.push_back(std::make_unique<Choice>(r, index, std::move(state)));
   return *r.choices.back();
 }
@@ -116,7 +117,6 @@ void EngineCore::step() {
   note_admitted(plan, start);
   runner_.copy_pages(kv_.pending_copies());
   if (plan.empty()) return;  // all that is left to run was preempted just now
-  bool has_decode = false;
   try {
     runner_.run(plan);
   } catch (const std::exception& e) {
@@ -124,14 +124,16 @@ void EngineCore::step() {
     return;
   }
   const auto computed = Clock::now();
-  for (size_t i = 0; i < plan.rows.size(); ++i) {
-    has_decode |= plan.rows[i].num_rows == 1;
-    advance(i, plan.rows[i], computed);
-  }
+  for (size_t i = 0; i < plan.rows.size(); ++i) advance(i, plan.rows[i], computed);
   const double step_ms = milliseconds(Clock::now() - start);
   cost_.observe(plan.load, step_ms);
   step_ms_ = step_ms_ == 0 ? step_ms : 0.8 * step_ms_ + 0.2 * step_ms;
-  if (has_decode) decode_step_ms_ = decode_step_ms_ == 0 ? step_ms : 0.8 * decode_step_ms_ + 0.2 * step_ms;
+  if (plan.rows.front().num_rows == 1)
+    decode_step_ms_ = decode_step_ms_ == 0 ? step_ms : 0.8 * decode_step_ms_ + 0.2 * step_ms;
+  for (const ScheduledRows& rows : plan.rows) {  // now that the predictions know of this step
+    Choice& c = *static_cast<Choice*>(rows.sequence);
+    if (!c.request->prompt_done && !c.request->done()) send_progress(c, computed);
+  }
   stats_.steps.fetch_add(1, std::memory_order_relaxed);
   stats_.step_s.observe(1e-3 * step_ms);
   stats_.pages_evicted.store(kv_.num_evicted(), std::memory_order_relaxed);
@@ -172,8 +174,8 @@ void EngineCore::advance(size_t entry, const ScheduledRows& rows, Clock::time_po
   }
   const int64_t freed = kv_.commit(c.blocks, c.tokens, c.num_computed);
   stats_.reach_freed_bytes.fetch_add(static_cast<uint64_t>(freed) * page_bytes_, std::memory_order_relaxed);
-  if (!r.prompt_done) send_progress(c, now);
   if (!caught_up) return;
+  if (!r.prompt_done) send_progress(c, now);
 
   const bool first = !r.prompt_done;
   if (first) {
@@ -207,7 +209,8 @@ bool EngineCore::send_prompt_logprobs(size_t entry, Choice& c) {
   event.first = c.logits_from + 1;
   for (int64_t position = std::max(c.logits_from, rows.first_pos); position < end; ++position) {
     const int32_t next = c.tokens[static_cast<size_t>(position + 1)];
-    auto logprobs = sampler_.logprobs(runner_.logits(entry, position), next, c.request->request.sampling.num_prompt_logprobs);
+    auto logprobs =
+        sampler_.logprobs(runner_.logits(entry, position), next, c.request->request.sampling.num_prompt_logprobs);
     if (!logprobs) return false;
     event.logprobs.push_back(std::move(*logprobs));
   }
@@ -338,15 +341,16 @@ void EngineCore::touch(ActiveRequest& r) {
 void EngineCore::deliver() {
   for (size_t i = 0; i < touched_.size(); ++i) {
     ActiveRequest& r = *touched_[i];
+    // A client may use the id again as soon as it hears of the end.
+    if (r.done()) on_done_(r.request.id);
     const bool listening = r.events.empty() || r.sink->on_events(std::exchange(r.events, {}));
     if (!listening && !r.done()) {
       finish_request(r, FinishReason::kCancelled, "nobody is listening");
       r.events.clear();
+      on_done_(r.request.id);
     }
     r.touched = false;
-    if (!r.done()) continue;
-    finished_ids_.push_back(r.request.id);
-    requests_.erase(finished_ids_.back());
+    if (r.done()) requests_.erase(std::string(r.request.id));
   }
   touched_.clear();
 }
@@ -358,7 +362,8 @@ Result<std::string> EngineCore::save_snapshot(const std::string& name, const std
 
 Result<std::string> EngineCore::restore_snapshot(const std::string& name) { return snapshots_.restore(name); }
 
-std::vector<float> EngineCore::attention_row(const std::vector<int32_t>& tokens, int layer, int head, int64_t position) {
+std::vector<float> EngineCore::attention_row(const std::vector<int32_t>& tokens, int layer, int head,
+                                             int64_t position) {
   return model_.attention_probabilities(tokens, layer, head, position);
 }
 

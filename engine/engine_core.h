@@ -2,10 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -23,10 +23,10 @@ namespace bam {
 // What other threads need to predict waiting times; a copy is published with every snapshot.
 struct LoadSummary {
   CostModel cost;
-  double prefill_ms = 0;        // predicted work of all prompts not read yet
+  double prefill_ms = 0;         // predicted work of all prompts not read yet
   double queued_prefill_ms = 0;  // of these, of requests never scheduled
-  double decode_ms = 0;         // predicted time for the tokens still to be generated, at full batches
-  double prefill_share = 1;     // part of a step's time that prompts get now
+  double decode_ms = 0;          // predicted time for the tokens still to be generated, at full batches
+  double prefill_share = 1;      // part of a step's time that prompts get now
   int64_t num_prefills = 0;
 
   // Predicted milliseconds until a new prompt would have been read.
@@ -35,8 +35,9 @@ struct LoadSummary {
 
 class EngineCore {
  public:
-  // model and stats outlive the core.
-  EngineCore(BamModel& model, const KvPlan& plan, uint64_t tokenizer_fingerprint, EngineStats& stats);
+  // model and stats outlive the core. on_done is called with a request's id just before its last events are delivered.
+  EngineCore(BamModel& model, const KvPlan& plan, uint64_t tokenizer_fingerprint, EngineStats& stats,
+             std::function<void(const std::string&)> on_done);
 
   // The request has passed all admission checks and its id is new.
   void add(Request request, std::shared_ptr<EventSink> sink, Clock::time_point submitted_at);
@@ -48,15 +49,14 @@ class EngineCore {
   void step();
 
   bool has_work() const { return !requests_.empty(); }
-  int64_t num_queued() const { return num_queued_; }            // requests never scheduled
+  int64_t num_queued() const { return num_queued_; }  // requests never scheduled
   int64_t num_queued_tokens() const { return num_queued_tokens_; }
-  // Ids of requests that ended since the last call.
-  std::vector<std::string> take_finished_ids() { return std::exchange(finished_ids_, {}); }
   EngineSnapshot snapshot(Clock::time_point now) const;
   LoadSummary load() const;
   double expected_step_ms() const { return step_ms_; }
 
-  Result<std::string> save_snapshot(const std::string& name, const std::vector<int32_t>& tokens, const std::string& salt);
+  Result<std::string> save_snapshot(const std::string& name, const std::vector<int32_t>& tokens,
+                                    const std::string& salt);
   Result<std::string> restore_snapshot(const std::string& name);
   std::vector<float> attention_row(const std::vector<int32_t>& tokens, int layer, int head, int64_t position);
 
@@ -76,7 +76,8 @@ class EngineCore {
   static const char* sample_error(const Sample& sample);
   void take_token(Choice& choice, Sample sample, Clock::time_point now);
 
-  void finish_choice(ActiveRequest& request, int32_t choice, FinishReason reason, int32_t stop_token, std::string message);
+  void finish_choice(ActiveRequest& request, int32_t choice, FinishReason reason, int32_t stop_token,
+                     std::string message);
   void finish_request(ActiveRequest& request, FinishReason reason, const std::string& message);
   // Ends a request whose numbers went wrong: nothing it computed stays in the cache.
   void fail_request(ActiveRequest& request, const std::string& message);
@@ -101,12 +102,12 @@ class EngineCore {
   SnapshotStore snapshots_;
   std::unordered_map<std::string, std::unique_ptr<ActiveRequest>> requests_;
   std::vector<ActiveRequest*> touched_;  // have events to deliver or are done
-  std::vector<std::string> finished_ids_;
+  std::function<void(const std::string&)> on_done_;
   int64_t num_queued_ = 0, num_queued_tokens_ = 0;
   uint64_t next_arrival_ = 1;
-  uint64_t seed_key_;                    // of requests without a seed
-  double step_ms_ = 0;                   // smoothed
-  double decode_step_ms_ = 0;            // smoothed, steps with decode rows
+  uint64_t seed_key_;          // of requests without a seed
+  double step_ms_ = 0;         // smoothed
+  double decode_step_ms_ = 0;  // smoothed, steps with decode rows
 };
 
 }  // namespace bam

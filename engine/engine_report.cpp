@@ -48,10 +48,10 @@ LiveRequest EngineCore::describe_request(const ActiveRequest& r, Clock::time_poi
   const Choice& first = *r.choices.front();
   const bool waiting = first.queue == Sequence::Queue::kWaiting;
   live.id = r.request.id;
-  live.state = r.queued()                    ? RequestState::kQueued
-               : r.prompt_done               ? RequestState::kDecode
-               : waiting                     ? RequestState::kPreempted
-                                             : RequestState::kPrefill;
+  live.state = r.queued()      ? RequestState::kQueued
+               : r.prompt_done ? RequestState::kDecode
+               : waiting       ? RequestState::kPreempted
+                               : RequestState::kPrefill;
   if (r.prompt_done) {
     const bool all_waiting = std::ranges::all_of(r.choices, [&](const auto& c) {
       return r.choice_finished[static_cast<size_t>(c->choice)] || c->queue == Sequence::Queue::kWaiting;

@@ -22,8 +22,7 @@ KvCache::KvCache(KvGeometry geometry, int64_t num_pages, bool prefix_cache, uint
       prefix_(pool_, geometry_.page_size(), unbounded_groups(geometry_), fingerprint),
       prefix_enabled_(prefix_cache) {}
 
-std::span<const int32_t> KvCache::block_tokens(std::span<const int32_t> tokens,
-                                               int64_t block) const {
+std::span<const int32_t> KvCache::block_tokens(std::span<const int32_t> tokens, int64_t block) const {
   const size_t size = static_cast<size_t>(geometry_.page_size());
   return tokens.subspan(static_cast<size_t>(block) * size, size);
 }
@@ -74,9 +73,8 @@ int64_t KvCache::usable_blocks() const {
   return blocks;
 }
 
-std::optional<int64_t> KvCache::admit(BlockTable& table, std::span<const int32_t> tokens,
-                                      int64_t max_cached, int64_t final_tokens,
-                                      int64_t reserved_pages) {
+std::optional<int64_t> KvCache::admit(BlockTable& table, std::span<const int32_t> tokens, int64_t max_cached,
+                                      int64_t final_tokens, int64_t reserved_pages) {
   BAM_CHECK(table.num_blocks == 0 && table.num_pages == 0);
   walk(table, tokens, max_cached / geometry_.page_size());
   const int64_t blocks = usable_blocks();
@@ -144,8 +142,7 @@ int64_t KvCache::shared_tail_pages(const BlockTable& table, int64_t num_computed
   return shared;
 }
 
-int64_t KvCache::pages_to_grow(const BlockTable& table, int64_t num_computed,
-                               int64_t num_tokens) const {
+int64_t KvCache::pages_to_grow(const BlockTable& table, int64_t num_computed, int64_t num_tokens) const {
   const int64_t blocks = std::max<int64_t>(0, geometry_.blocks_for(num_tokens) - table.num_blocks);
   return blocks * geometry_.num_groups() + shared_tail_pages(table, num_computed);
 }
@@ -186,8 +183,8 @@ bool KvCache::publish_block(BlockTable& table, std::span<const int32_t> tokens, 
     if (table.node == PrefixCache::kNone) return false;
     prefix_.pin(table.node);
   }
-  const int32_t node = prefix_.insert(table.node, table.hashes[static_cast<size_t>(block)],
-                                      block_tokens(tokens, block));
+  const int32_t node =
+      prefix_.insert(table.node, table.hashes[static_cast<size_t>(block)], block_tokens(tokens, block));
   if (node == PrefixCache::kNone) return false;
   for (int g = 0; g < geometry_.num_groups(); ++g) {
     const int32_t page = table.entries[slot(table, g, block)];
@@ -263,8 +260,7 @@ void KvCache::quarantine(BlockTable& table, std::span<const int32_t> tokens, int
   release(table);
 }
 
-std::vector<int32_t> KvCache::cached_chain(const std::string& salt,
-                                           std::span<const int32_t> tokens) {
+std::vector<int32_t> KvCache::cached_chain(const std::string& salt, std::span<const int32_t> tokens) {
   BlockTable table;
   table.salt = salt;
   walk(table, tokens, static_cast<int64_t>(tokens.size()) / geometry_.page_size());
@@ -283,8 +279,7 @@ void KvCache::release_pages(std::span<const int32_t> pages) {
   for (const int32_t page : pages) pool_.release(page);
 }
 
-void KvCache::adopt(const std::string& salt, std::span<const int32_t> tokens,
-                    std::span<const int32_t> pages) {
+void KvCache::adopt(const std::string& salt, std::span<const int32_t> tokens, std::span<const int32_t> pages) {
   BAM_CHECK(prefix_enabled_);
   const int64_t groups = geometry_.num_groups();
   const int64_t blocks = static_cast<int64_t>(pages.size()) / groups;

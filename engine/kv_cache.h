@@ -28,17 +28,17 @@ struct BlockTable {
   std::string salt;              // set before the first use
   std::vector<int32_t> entries;  // [groups][stride] page ids or kNoPage
   int64_t stride = 0;
-  int64_t num_blocks = 0;        // blocks with pages, counted from 0 (old ones may be released)
-  int64_t num_pages = 0;         // entries that are not kNoPage
-  int64_t num_full = 0;          // blocks already published and checked against the reach
+  int64_t num_blocks = 0;  // blocks with pages, counted from 0 (old ones may be released)
+  int64_t num_pages = 0;   // entries that are not kNoPage
+  int64_t num_full = 0;    // blocks already published and checked against the reach
 
  private:
   friend class KvCache;
-  std::vector<int64_t> first_live;   // [groups] blocks below are released
-  std::vector<Hash128> hashes;       // of the full blocks of known tokens; kept while preempted
+  std::vector<int64_t> first_live;    // [groups] blocks below are released
+  std::vector<Hash128> hashes;        // of the full blocks of known tokens; kept while preempted
   int32_t node = PrefixCache::kNone;  // pinned: the last published block, or the root
   bool publishing = true;
-  bool tail_shared = false;          // a fork may still share the partly filled block
+  bool tail_shared = false;  // a fork may still share the partly filled block
 };
 
 struct PageCopy {
@@ -56,8 +56,8 @@ class KvCache {
   // Starts a sequence of which `tokens` are known: takes over cached pages for at most max_cached tokens and returns
   // how many tokens need not be computed. nullopt, with nothing changed, unless pages for final_tokens tokens are
   // available beside `reserved_pages` others.
-  std::optional<int64_t> admit(BlockTable& table, std::span<const int32_t> tokens,
-                               int64_t max_cached, int64_t final_tokens, int64_t reserved_pages);
+  std::optional<int64_t> admit(BlockTable& table, std::span<const int32_t> tokens, int64_t max_cached,
+                               int64_t final_tokens, int64_t reserved_pages);
 
   // Pages that grow() would take.
   int64_t pages_to_grow(const BlockTable& table, int64_t num_computed, int64_t num_tokens) const;
@@ -67,8 +67,8 @@ class KvCache {
   // Copies to carry out, in order, before the next forward call; cleared by the caller.
   std::vector<PageCopy>& pending_copies() { return copies_; }
 
-  // `tokens` = all known tokens, of which the first num_computed are in the cache: publishes blocks that became full and
-  // releases what is out of reach. Returns the number of pages released that way.
+  // `tokens` = all known tokens, of which the first num_computed are in the cache: publishes blocks that became full
+  // and releases what is out of reach. Returns the number of pages released that way.
   int64_t commit(BlockTable& table, std::span<const int32_t> tokens, int64_t num_computed);
 
   // `to` shares every page of `from`; whoever writes the partly filled block first gets a copy.

@@ -34,7 +34,7 @@ class KvGeometry {
   int page_size_;
   int64_t chunk_blocks_;  // blocks one chunk can touch beyond the window
   std::vector<int64_t> reach_;
-  std::vector<int64_t> window_blocks_;                    // [groups] whole blocks behind the newest; -1: all
+  std::vector<int64_t> window_blocks_;                     // [groups] whole blocks behind the newest; -1: all
   std::vector<std::pair<int64_t, int64_t>> window_sizes_;  // (window_blocks, groups that have it)
 };
 

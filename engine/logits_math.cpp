@@ -93,13 +93,14 @@ BAM_INLINE void exp_lanes(const F16& x, F16& y) {
 BAM_INLINE void exp_impl(const float* row, size_t size, float max, float scale, float* probs, double* sums) {
   for (size_t begin = 0; begin < size; begin += kLogitBlock) {
     F16 sum = {};
-    for_lanes(row, begin, std::min(size, begin + kLogitBlock), [&](const F16& logits, size_t i, size_t count) BAM_LAMBDA {
-      F16 x = (logits - max) * scale, y;
-      x = x > -100.0f ? x : F16{} - 100.0f;  // -infinity would turn into NaN
-      exp_lanes(x, y);
-      store_lanes(probs + i, y, count);
-      sum += y;
-    });
+    for_lanes(row, begin, std::min(size, begin + kLogitBlock),
+              [&](const F16& logits, size_t i, size_t count) BAM_LAMBDA {
+                F16 x = (logits - max) * scale, y;
+                x = x > -100.0f ? x : F16{} - 100.0f;  // -infinity would turn into NaN
+                exp_lanes(x, y);
+                store_lanes(probs + i, y, count);
+                sum += y;
+              });
     *sums++ = sum_lanes(sum);
   }
 }
@@ -125,19 +126,19 @@ BAM_INLINE int64_t count_impl(const float* row, size_t size, float value) {
 }
 
 #if defined(__x86_64__)
-#define BAM_FOR_TARGET(name, isa)                                                                    \
-  __attribute__((target(isa))) bool maxima_##name(const float* row, size_t size, float* maxima) {    \
-    return maxima_impl(row, size, maxima);                                                           \
-  }                                                                                                  \
-  __attribute__((target(isa))) void exp_##name(const float* row, size_t size, float max, float scale, \
-                                               float* probs, double* sums) {                         \
-    exp_impl(row, size, max, scale, probs, sums);                                                    \
-  }                                                                                                  \
-  __attribute__((target(isa))) void mask_##name(float* probs, size_t size, float threshold, double* sums) { \
-    mask_impl(probs, size, threshold, sums);                                                         \
-  }                                                                                                  \
-  __attribute__((target(isa))) int64_t count_##name(const float* row, size_t size, float value) {    \
-    return count_impl(row, size, value);                                                             \
+#define BAM_FOR_TARGET(name, isa)                                                                                   \
+  __attribute__((target(isa))) bool maxima_##name(const float* row, size_t size, float* maxima) {                   \
+    return maxima_impl(row, size, maxima);                                                                          \
+  }                                                                                                                 \
+  __attribute__((target(isa))) void exp_##name(const float* row, size_t size, float max, float scale, float* probs, \
+                                               double* sums) {                                                      \
+    exp_impl(row, size, max, scale, probs, sums);                                                                   \
+  }                                                                                                                 \
+  __attribute__((target(isa))) void mask_##name(float* probs, size_t size, float threshold, double* sums) {         \
+    mask_impl(probs, size, threshold, sums);                                                                        \
+  }                                                                                                                 \
+  __attribute__((target(isa))) int64_t count_##name(const float* row, size_t size, float value) {                   \
+    return count_impl(row, size, value);                                                                            \
   }
 BAM_FOR_TARGET(avx512, "avx512f")
 BAM_FOR_TARGET(avx2, "avx2")
@@ -188,8 +189,6 @@ void mask_below(std::span<float> probs, float threshold, std::span<double> sums)
   passes().mask(probs.data(), probs.size(), threshold, sums.data());
 }
 
-int64_t count_greater(std::span<const float> row, float value) {
-  return passes().count(row.data(), row.size(), value);
-}
+int64_t count_greater(std::span<const float> row, float value) { return passes().count(row.data(), row.size(), value); }
 
 }  // namespace bam

@@ -1,4 +1,5 @@
-// Vectorised passes over one row of logits. The lanes and their order are fixed, so every machine computes the same bits.
+// Vectorised passes over one row of logits. The lanes and their order are fixed, so every machine computes the same
+// bits.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,6 @@
 #include "engine/model_runner.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "base/check.h"
 
@@ -52,12 +51,7 @@ void ModelRunner::run(const SchedulePlan& plan) {
   sequences_.clear();
   logit_row_ids_.clear();
   logit_ranges_.clear();
-  int64_t end = 0;
-  for (const ScheduledRows& scheduled : plan.rows) {
-    append(scheduled);
-    end = std::max(end, scheduled.sequence->num_computed + scheduled.num_rows);
-  }
-  reserve_positions(end);
+  for (const ScheduledRows& scheduled : plan.rows) append(scheduled);
   const size_t floats = logit_row_ids_.size() * vocab_size_;
   if (logits_.size() < floats) logits_.resize(std::max(floats, 2 * logits_.size()));
   model_.forward({tokens_, sequences_, logit_row_ids_}, kv_, std::span(logits_).first(floats));
@@ -68,13 +62,6 @@ std::span<const float> ModelRunner::logits(size_t entry, int64_t position) const
   BAM_CHECK(position >= rows.first_pos && position < rows.first_pos + rows.count);
   const size_t row = rows.offset + static_cast<size_t>(position - rows.first_pos);
   return std::span(logits_).subspan(row * vocab_size_, vocab_size_);
-}
-
-void ModelRunner::reserve_positions(int64_t n) {
-  if (n <= reserved_positions_) return;
-  reserved_positions_ = std::min(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(n, 1024)))),
-                                 std::max(n, kMaxModelLen));
-  model_.reserve_positions(reserved_positions_);
 }
 
 }  // namespace bam

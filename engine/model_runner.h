@@ -33,9 +33,6 @@ class ModelRunner {
   const LogitRows& logit_rows(size_t entry) const { return logit_ranges_[entry]; }
   std::span<const float> logits(size_t entry, int64_t position) const;
 
-  // Prepares the model for positions < n, geometrically.
-  void reserve_positions(int64_t n);
-
  private:
   void append(const ScheduledRows& scheduled);
 
@@ -43,8 +40,7 @@ class ModelRunner {
   std::unique_ptr<DeviceBuffer> memory_;
   KvCacheView kv_;
   size_t vocab_size_;
-  int64_t reserved_positions_ = 0;
-  std::vector<int32_t> tokens_;          // [rows]
+  std::vector<int32_t> tokens_;  // [rows]
   std::vector<SequenceRows> sequences_;
   std::vector<int32_t> logit_row_ids_;
   std::vector<LogitRows> logit_ranges_;  // [plan entries]

@@ -22,9 +22,7 @@ uint64_t mix(uint64_t x, uint64_t k1, uint64_t k2) {
 constexpr uint64_t kA = 0x9fb21c651e98df25, kB = 0xd6e8feb86659fd93;
 constexpr uint64_t kC = 0xa0761d6478bd642f, kD = 0xe7037ed1a0b428db;
 
-std::vector<int32_t> salt_content(std::string_view salt) {
-  return std::vector<int32_t>(salt.begin(), salt.end());
-}
+std::vector<int32_t> salt_content(std::string_view salt) { return std::vector<int32_t>(salt.begin(), salt.end()); }
 
 }  // namespace
 
@@ -50,8 +48,7 @@ uint64_t hash_bytes(std::span<const std::byte> bytes, uint64_t seed) {
   return mix(h, kB, kD);
 }
 
-PrefixCache::PrefixCache(BlockPool& pool, int page_size, std::vector<bool> unbounded,
-                         uint64_t fingerprint)
+PrefixCache::PrefixCache(BlockPool& pool, int page_size, std::vector<bool> unbounded, uint64_t fingerprint)
     : pool_(pool),
       page_size_(page_size),
       num_groups_(unbounded.size()),
@@ -73,8 +70,7 @@ int32_t PrefixCache::insert_root(std::string_view salt) {
   return found != kNone ? found : create(kNone, root_hash(salt), salt_content(salt));
 }
 
-int32_t PrefixCache::lookup(int32_t parent, const Hash128& hash,
-                            std::span<const int32_t> content) const {
+int32_t PrefixCache::lookup(int32_t parent, const Hash128& hash, std::span<const int32_t> content) const {
   const auto it = index_.find(hash);
   if (it == index_.end()) return kNone;
   const Node& node = nodes_[static_cast<size_t>(it->second)];
@@ -82,8 +78,7 @@ int32_t PrefixCache::lookup(int32_t parent, const Hash128& hash,
   return same ? it->second : kNone;
 }
 
-int32_t PrefixCache::find(int32_t parent, const Hash128& hash,
-                          std::span<const int32_t> tokens) const {
+int32_t PrefixCache::find(int32_t parent, const Hash128& hash, std::span<const int32_t> tokens) const {
   return lookup(parent, hash, tokens);
 }
 
@@ -180,8 +175,8 @@ std::string PrefixCache::check_integrity() const {
       unbounded += unbounded_[g];
       const PageOwner owner = pool_.owner(page);
       if (owner.node != static_cast<int32_t>(id) || owner.group != static_cast<int32_t>(g)) {
-        return fmt::format("page {} of node {} group {} belongs to node {} group {}", page, id, g,
-                           owner.node, owner.group);
+        return fmt::format("page {} of node {} group {} belongs to node {} group {}", page, id, g, owner.node,
+                           owner.group);
       }
     }
     if (pages != node.num_pages || unbounded != node.num_unbounded) {

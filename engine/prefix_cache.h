@@ -70,7 +70,7 @@ class PrefixCache {
   struct Node {
     Hash128 hash;
     int32_t parent = kNone;
-    int32_t refs = 0;          // children + pins
+    int32_t refs = 0;  // children + pins
     int32_t num_pages = 0;
     int32_t num_unbounded = 0;  // of these, in unbounded groups
     bool live = false;

@@ -162,8 +162,8 @@ int32_t Sampler::draw(std::span<const float> row, const SamplerState& state) {
   const SamplingParams& p = state.params_;
   exp_blocks(row, std::ranges::max(maxima_), 1.0f / p.temperature, probs_, sums_);
   const double total = std::accumulate(sums_.begin(), sums_.end(), 0.0);
-  const double uniform = philox_uniform(state.seed_, static_cast<uint32_t>(state.choice_),
-                                        static_cast<uint64_t>(state.num_generated_));
+  const double uniform =
+      philox_uniform(state.seed_, static_cast<uint32_t>(state.choice_), static_cast<uint64_t>(state.num_generated_));
   const bool restricted = (p.top_k > 0 && p.top_k < vocab_size_) || p.top_p < 1.0f || p.min_p > 0.0f;
   if (!restricted) return draw_from_blocks(uniform * total);
   if (restrict_candidates(p, total)) return draw_from_candidates(uniform);

@@ -4,8 +4,8 @@
 //   -> top-k -> top-p (of what top-k left) -> min-p -> draw
 //
 // Ties are broken by the lower token id everywhere. Log-probabilities are those of the model itself: log-softmax of the
-// raw logits, before penalties, bias, masks and temperature. All of it depends on the row, the request and the sequence's
-// own history only. Used by the engine thread only.
+// raw logits, before penalties, bias, masks and temperature. All of it depends on the row, the request and the
+// sequence's own history only. Used by the engine thread only.
 #pragma once
 
 #include <cstdint>
@@ -97,16 +97,16 @@ class Sampler {
   int32_t vocab_size_;
   std::vector<int32_t> eos_token_ids_;
   // Scratch, sized once.
-  std::vector<float> work_;           // [vocab] modified logits
-  std::vector<float> probs_;          // [vocab] relative to the best token
-  std::vector<float> maxima_;         // [blocks] of the values being looked at
-  std::vector<float> order_;          // [blocks]
-  std::vector<double> sums_;          // [blocks] of probs_
+  std::vector<float> work_;    // [vocab] modified logits
+  std::vector<float> probs_;   // [vocab] relative to the best token
+  std::vector<float> maxima_;  // [blocks] of the values being looked at
+  std::vector<float> order_;   // [blocks]
+  std::vector<double> sums_;   // [blocks] of probs_
   std::vector<double> bin_mass_;
   std::vector<uint32_t> bin_count_;
-  std::vector<Candidate> buffer_;     // [vocab + 1]
-  std::span<Candidate> candidates_;   // the front of buffer_
-  std::vector<uint32_t> allowed_;     // [(vocab + 31) / 32]
+  std::vector<Candidate> buffer_;    // [vocab + 1]
+  std::span<Candidate> candidates_;  // the front of buffer_
+  std::vector<uint32_t> allowed_;    // [(vocab + 31) / 32]
 };
 
 }  // namespace bam

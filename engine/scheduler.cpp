@@ -104,8 +104,8 @@ void Scheduler::preempt(Sequence& s) {
   add(s);
 }
 
-// Pages that running sequences will take soon, for their known tokens and one block more: newcomers must not be admitted
-// into them only to be preempted.
+// Pages that running sequences will take soon, for their known tokens and one block more: newcomers must not be
+// admitted into them only to be preempted.
 int64_t Scheduler::reserved_pages() const {
   int64_t pages = 0;
   for (const Sequence* s : running_) {
@@ -119,8 +119,8 @@ int64_t Scheduler::reserved_pages() const {
 bool Scheduler::try_admit(Sequence& s) {
   // At least one token is computed, and none whose logits somebody waits for is skipped.
   const int64_t max_cached = std::min(s.num_known() - 1, s.logits_from);
-  const auto cached = kv_.admit(s.blocks, s.tokens, max_cached,
-                                std::min(s.num_known() + 1, s.max_len), reserved_pages());
+  const auto cached =
+      kv_.admit(s.blocks, s.tokens, max_cached, std::min(s.num_known() + 1, s.max_len), reserved_pages());
   if (!cached) return false;
   s.num_computed = *cached;
   s.overtaken = 0;

@@ -9,10 +9,13 @@
 // What it promises:
 //   - Step time. With decode rows, prefill is given max(T - D, max(T, D) / 4) ms, where T is the target and D the
 //     predicted cost of the decode rows; without decode rows 4 T. At least one prefill row is always computed.
-//   - Fair share. Within a class, prefills receive equal time (start-time fair queueing in quanta of up to 64 rows). With k
+//   - Fair share. Within a class, prefills receive equal time (start-time fair queueing in quanta of up to 64 rows).
+//   With k
 //     prefills of its class, one whose rows cost c ms is done at the latest ceil((k * (c + q)) / B) + 1 steps after its
-//     admission, with q the cost of a quantum and B the prefill time of a step; a long prefill gets at least its k-th part.
-//   - Classes (priority) are strict: a better class goes first, and may preempt a worse one. A sequence that got no row for
+//     admission, with q the cost of a quantum and B the prefill time of a step; a long prefill gets at least its k-th
+//     part.
+//   - Classes (priority) are strict: a better class goes first, and may preempt a worse one. A sequence that got no row
+//   for
 //     kPromotionSteps steps in a row goes before every class from then on, so nothing starves.
 //   - Memory. When pages run out, the worst running sequence is preempted (pages released, recomputed later through the
 //     prefix cache), never a better one than the one in need. Any sequence fits the pool alone, so the best running one
@@ -42,9 +45,9 @@ struct ScheduledRows {
 };
 
 struct SchedulePlan {
-  std::vector<ScheduledRows> rows;    // decode rows first
-  std::vector<Sequence*> admitted;    // newly running; num_computed tells the prefix cache's share
-  std::vector<Sequence*> preempted;   // back in the waiting queue, pages released
+  std::vector<ScheduledRows> rows;   // decode rows first
+  std::vector<Sequence*> admitted;   // newly running; num_computed tells the prefix cache's share
+  std::vector<Sequence*> preempted;  // back in the waiting queue, pages released
   StepLoad load;
   bool empty() const { return rows.empty(); }
 };

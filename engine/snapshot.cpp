@@ -118,7 +118,8 @@ Result<std::filesystem::path> SnapshotStore::path_of(const std::string& name) co
   if (directory_.empty()) return Error("snapshots are off: start with --kv-dir");
   if (!kv_.prefix_enabled()) return Error("snapshots need the prefix cache, which is off");
   const bool legal = !name.empty() && name.size() <= 128 && std::ranges::all_of(name, [](unsigned char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
+           c == '-';
   });
   if (!legal) return Error("a snapshot name has 1 to 128 of the characters A-Z a-z 0-9 . _ -");
   return directory_ / (name + ".bamkv");
@@ -131,8 +132,8 @@ Result<std::string> SnapshotStore::save(const std::string& name, const std::vect
   const KvGeometry& geometry = kv_.geometry();
   const std::vector<int32_t> chain = kv_.cached_chain(salt, tokens);
   if (chain.empty()) {
-    return Error("snapshot {}: none of the {} tokens is in the prefix cache (blocks have {} tokens)", name, tokens.size(),
-                 geometry.page_size());
+    return Error("snapshot {}: none of the {} tokens is in the prefix cache (blocks have {} tokens)", name,
+                 tokens.size(), geometry.page_size());
   }
   const int64_t blocks = static_cast<int64_t>(chain.size()), groups = geometry.num_groups();
   const int64_t kept_tokens = blocks * geometry.page_size();
@@ -142,7 +143,8 @@ Result<std::string> SnapshotStore::save(const std::string& name, const std::vect
   for (int64_t b = 0; b < blocks; ++b) {
     for (int g = 0; g < groups; ++g) {
       const int32_t page = kv_.prefix().page(chain[static_cast<size_t>(b)], g);
-      if (page == kNoPage || b < geometry.first_needed_block(g, std::max<int64_t>(0, kept_tokens - kExtraTokens))) continue;
+      if (page == kNoPage || b < geometry.first_needed_block(g, std::max<int64_t>(0, kept_tokens - kExtraTokens)))
+        continue;
       const size_t bit = static_cast<size_t>(b * groups + g);
       index.present[bit / 8] |= static_cast<uint8_t>(1u << (bit % 8));
       pages.push_back(page);
@@ -192,11 +194,13 @@ Result<std::string> SnapshotStore::save(const std::string& name, const std::vect
 namespace {
 
 // Why a header does not belong to this engine; empty: it does.
-std::string mismatch(const Header& h, const SnapshotIdentity& identity, const KvGeometry& geometry, const KvLayout& layout) {
+std::string mismatch(const Header& h, const SnapshotIdentity& identity, const KvGeometry& geometry,
+                     const KvLayout& layout) {
   if (h.model != identity.model) return "it was written by another model";
   if (h.tokenizer != identity.tokenizer) return "it was written with another tokenizer";
   if (h.dtype != static_cast<uint32_t>(layout.dtype)) {
-    return fmt::format("its KV dtype is {}, ours is {}", dtype_name(static_cast<DType>(h.dtype)), dtype_name(layout.dtype));
+    return fmt::format("its KV dtype is {}, ours is {}", dtype_name(static_cast<DType>(h.dtype)),
+                       dtype_name(layout.dtype));
   }
   if (h.page_size != static_cast<uint32_t>(geometry.page_size())) {
     return fmt::format("its page size is {}, ours is {}", h.page_size, geometry.page_size());
@@ -226,13 +230,15 @@ Result<std::string> SnapshotStore::restore(const std::string& name) {
   if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) return refuse("it is not a KV snapshot");
   if (header.version != kVersion) return refuse(fmt::format("its version is {}, ours is {}", header.version, kVersion));
   if (header.header_checksum != hash_bytes(header_bytes(header), kHeaderSeed)) return refuse("its header is damaged");
-  if (const std::string why = mismatch(header, identity_, kv_.geometry(), view_.layout); !why.empty()) return refuse(why);
+  if (const std::string why = mismatch(header, identity_, kv_.geometry(), view_.layout); !why.empty())
+    return refuse(why);
   const uint64_t max_blocks = static_cast<uint64_t>(kv_.geometry().blocks_for(kMaxModelLen));
   if (header.num_blocks == 0 || header.num_blocks > max_blocks || header.salt_bytes > kMaxSaltBytes ||
       header.num_pages > header.num_blocks * header.num_groups) {
     return refuse("its header is damaged");
   }
-  const uint64_t expected = sizeof(header) + index_bytes(header) + header.num_pages * (header.page_bytes + sizeof(uint64_t));
+  const uint64_t expected =
+      sizeof(header) + index_bytes(header) + header.num_pages * (header.page_bytes + sizeof(uint64_t));
   if (size != expected) return refuse(fmt::format("it has {} bytes, its header says {}", size, expected));
 
   Index index;
@@ -270,7 +276,8 @@ Result<std::string> SnapshotStore::restore(const std::string& name) {
     if (index.has(bit)) table[bit] = (*pages)[next++];
   }
   kv_.adopt(index.salt, index.tokens, table);
-  return fmt::format("restored {} tokens in {} pages from {}", index.tokens.size(), pages->size(), path->filename().string());
+  return fmt::format("restored {} tokens in {} pages from {}", index.tokens.size(), pages->size(),
+                     path->filename().string());
 }
 
 }  // namespace bam

@@ -27,8 +27,7 @@ class ChatTemplate {
   // Fails with the line and what was not understood.
   static Result<ChatTemplate> compile(const std::string& source);
   // Fails when the template does: raise_exception("…") gives exactly its message, anything else says where and why.
-  Result<std::string> render(const std::vector<ChatMessage>& messages,
-                             const TemplateContext& context) const;
+  Result<std::string> render(const std::vector<ChatMessage>& messages, const TemplateContext& context) const;
 
  private:
   struct Impl;

@@ -12,6 +12,10 @@ namespace {
 // Replies with more tokens than this are put together on a worker: it takes long enough to delay other streams.
 constexpr size_t kLargeReplyTokens = 4096;
 
+double milliseconds_between(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double, std::milli>(to - from).count();
+}
+
 std::string join(const std::vector<std::string>& names) {
   std::string text;
   for (const std::string& name : names) {
@@ -105,9 +109,6 @@ void GenerationJob::drain_inbox() {
 void GenerationJob::on_event(size_t prompt_index, Event&& event) {
   Prompt& prompt = prompts_[prompt_index];
   if (auto* token = std::get_if<TokenEvent>(&event)) {
-    if (exchange_->log.ttft_ms < 0) {
-      exchange_->log.ttft_ms = std::chrono::duration<double, std::milli>(Clock::now() - exchange_->started).count();
-    }
     prompt.choices[static_cast<size_t>(token->choice)].decoder->push(token->token, std::move(token->logprobs));
   } else if (auto* progress = std::get_if<ProgressEvent>(&event)) {
     prompt.cached_tokens = std::max(prompt.cached_tokens, progress->cached);
@@ -293,12 +294,19 @@ void GenerationJob::finish_log(int status) {
   log.prompt_tokens = total.prompt_tokens;
   log.cached_tokens = total.cached_tokens;
   log.generated_tokens = total.completion_tokens;
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    if (first_token_) {
+      log.ttft_ms = milliseconds_between(exchange_->started, *first_token_);
+      log.decode_ms = milliseconds_between(*first_token_, *last_token_);
+    }
+  }
   if (status == 0) return;
   log.status = status;
   log.id = exchange_->request_id;
   log.method = exchange_->method;
   log.path = exchange_->path;
-  log.total_ms = std::chrono::duration<double, std::milli>(Clock::now() - exchange_->started).count();
+  log.total_ms = milliseconds_between(exchange_->started, Clock::now());
   log.write();
 }
 

@@ -102,6 +102,7 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
   std::mutex inbox_mutex_;
   std::vector<std::pair<size_t, Event>> inbox_;  // (prompt, event), appended by the engine thread
   bool inbox_scheduled_ = false;
+  std::optional<Clock::time_point> first_token_, last_token_;  // when the engine produced them
   std::atomic<bool> abandoned_{false};           // tells the engine that nobody is listening
 };
 

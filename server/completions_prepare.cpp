@@ -18,7 +18,13 @@ class GenerationJob::Sink : public EventSink {
     bool wake = false;
     {
       const std::lock_guard lock(job_->inbox_mutex_);
-      for (Event& event : events) job_->inbox_.emplace_back(prompt_, std::move(event));
+      for (Event& event : events) {
+        if (std::holds_alternative<TokenEvent>(event)) {
+          job_->last_token_ = Clock::now();
+          if (!job_->first_token_) job_->first_token_ = job_->last_token_;
+        }
+        job_->inbox_.emplace_back(prompt_, std::move(event));
+      }
       wake = !std::exchange(job_->inbox_scheduled_, true);
     }
     if (wake) job_->exchange_->loop()->queueInLoop([job = job_] { job->drain_inbox(); });

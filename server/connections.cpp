@@ -1,5 +1,6 @@
 #include "server/connections.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "base/log.h"
@@ -46,6 +47,10 @@ void Connection::request_done(bool lingering) {
   if (lingering) lingering_since_ = last_activity_;
 }
 
+void Connection::expect_sent(size_t bytes) {
+  if (const auto tcp = tcp_.lock()) expected_sent_ = std::max(expected_sent_, tcp->bytesSent() + bytes);
+}
+
 uint64_t Connection::on_close(std::function<void()> callback) {
   const uint64_t ticket = next_ticket_++;
   close_callbacks_.emplace(ticket, std::move(callback));
@@ -81,7 +86,10 @@ const char* Connection::overdue(const ServerConfig& config, trantor::TcpConnecti
     }
     return nullptr;
   }
-  if (in_flight_ == 0 && seconds_between(last_activity_, now) > config.idle_timeout_s) return "idle";
+  if (in_flight_ > 0) return nullptr;  // streams watch over themselves
+  const double quiet = seconds_between(last_activity_, now);
+  if (sent < expected_sent_ && quiet > config.stall_timeout_s) return "not reading";
+  if (quiet > config.idle_timeout_s) return "idle";
   return nullptr;
 }
 

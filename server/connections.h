@@ -32,6 +32,9 @@ class Connection {
   // Its reply was handed over. `lingering`: the connection closes as soon as the peer has read it.
   void request_done(bool lingering);
 
+  // `bytes` more than have left so far are on their way to the peer: a peer that stops taking them is cut off.
+  void expect_sent(size_t bytes);
+
   // Called when the peer goes away, once. Returns a ticket for forget().
   uint64_t on_close(std::function<void()> callback);
   void forget(uint64_t ticket);
@@ -49,6 +52,7 @@ class Connection {
   int reading_bodies_ = 0;
   size_t received_mark_ = 0;      // bytes received when the last request was complete
   size_t last_received_ = 0, last_sent_ = 0;
+  size_t expected_sent_ = 0;      // where the counter of sent bytes will be once all replies are out
   TimePoint last_activity_;
   std::optional<TimePoint> reading_since_;
   std::optional<TimePoint> lingering_since_;

@@ -111,7 +111,10 @@ void Exchange::send(const drogon::HttpResponsePtr& response) {
   auto self = shared_from_this();
   loop_->runInLoop([self, response] {
     const bool closes = response->getHeader(kCloseMark) == "1";
-    if (self->connection_) self->connection_->request_done(closes);
+    if (self->connection_) {
+      self->connection_->expect_sent(response->getBody().size());
+      self->connection_->request_done(closes);
+    }
     if (self->callback_) self->callback_(response);
     self->callback_ = nullptr;  // holds the connection
   });
@@ -157,8 +160,10 @@ void Exchange::open_stream(const std::vector<std::pair<std::string, std::string>
   callback_ = nullptr;
 }
 
-void Exchange::stream_done() {
-  if (connection_) connection_->request_done(false);
+void Exchange::stream_done(size_t unsent) {
+  if (!connection_) return;
+  connection_->expect_sent(unsent);
+  connection_->request_done(false);
 }
 
 }  // namespace bam

@@ -58,8 +58,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   // On the loop: answers 200 with a chunked body that `ready` receives when this request's turn has come.
   void open_stream(const std::vector<std::pair<std::string, std::string>>& headers,
                    std::function<void(drogon::ResponseStreamPtr)> ready);
-  // The chunked body is complete (or given up).
-  void stream_done();
+  // The chunked body is complete; `unsent` bytes of it are still to leave.
+  void stream_done(size_t unsent);
 
   // Body bytes as they arrive, on the loop. False: over a limit; an error was sent and the rest is ignored.
   bool append_body(const char* data, size_t size);

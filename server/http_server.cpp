@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -257,6 +258,11 @@ void HttpServer::configure() {
       .setServerHeaderField("bam/" + context_.version)
       .disableSigtermHandling();
   app.enableRequestStream(true);
+  app.setAfterAcceptSockOptCallback([](int fd) {
+    // What a peer does not read waits where it is counted and bounded, not in megabytes of kernel memory.
+    const int unsent = 64 * 1024;
+    setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof(unsent));
+  });
   app.addListener(address_, static_cast<uint16_t>(port_), !config.tls_cert.empty(), config.tls_cert, config.tls_key);
   app.setConnectionCallback(
       [this](const trantor::TcpConnectionPtr& tcp) { context_.connections.on_connection(tcp); });

@@ -282,9 +282,7 @@ ExprPtr ExpressionParser::parse_postfix(ExprPtr expr) {
 ExprPtr ExpressionParser::parse_subscript(ExprPtr object) {
   Expr access{.kind = Kind::kItem};
   access.children.push_back(std::move(object));
-  auto part = [&]() -> ExprPtr {
-    return tokens_.peek().is(":") || tokens_.peek().is("]") ? nullptr : parse();
-  };
+  auto part = [&]() -> ExprPtr { return tokens_.peek().is(":") || tokens_.peek().is("]") ? nullptr : parse(); };
   access.children.push_back(part());
   while (access.children.size() < 4 && tokens_.take(":")) {
     access.kind = Kind::kSlice;
@@ -349,11 +347,11 @@ ExprPtr ExpressionParser::parse_test(ExprPtr expr) {
   Expr test{.kind = Kind::kTest, .name = tokens_.expect_identifier()};
   test.children.push_back(std::move(expr));
   const Token& token = tokens_.peek();
-  const bool operand = token.kind == Token::Kind::kString || token.kind == Token::Kind::kInteger ||
-                       token.kind == Token::Kind::kFloat || token.is("[") || token.is("{") ||
-                       (token.kind == Token::Kind::kName && token.text != "else" && token.text != "or" &&
-                        token.text != "and" && token.text != "is" && token.text != "if" && token.text != "in" &&
-                        token.text != "not");
+  const bool operand =
+      token.kind == Token::Kind::kString || token.kind == Token::Kind::kInteger || token.kind == Token::Kind::kFloat ||
+      token.is("[") || token.is("{") ||
+      (token.kind == Token::Kind::kName && token.text != "else" && token.text != "or" && token.text != "and" &&
+       token.text != "is" && token.text != "if" && token.text != "in" && token.text != "not");
   if (tokens_.take("(")) {
     parse_arguments(test);
   } else if (operand) {

@@ -158,7 +158,7 @@ Value sort(const Value& value, const Arguments& arguments, Budget& budget) {
   const auto args = arguments.bind("sort", {"reverse", "case_sensitive", "attribute"});
   auto items = iterate(value, budget);
   for (int i = 0; i < 16; ++i) budget.charge_value(value);  // about log2(n) comparisons of each
-  std::vector<std::pair<Value, Value>> keyed;  // key, item
+  std::vector<std::pair<Value, Value>> keyed;               // key, item
   for (const Value& item : items) {
     Value key = args[2].is_undefined() ? item : attribute_path(item, printed(args[2], budget));
     if (key.is_string() && !args[1].truthy()) key = Value::string(lower(key.as_string()));
@@ -196,9 +196,9 @@ Value extreme(const Value& value, Budget& budget, bool largest) {
 
 Value indent(const Value& value, const Arguments& arguments, Budget& budget) {
   const auto args = arguments.bind("indent", {"width", "first", "blank"});
-  const std::string margin = args[0].is_string()
-                                 ? args[0].as_string()
-                                 : std::string(static_cast<size_t>(std::clamp<int64_t>(integer_or(args[0], 4), 0, 100)), ' ');
+  const std::string margin =
+      args[0].is_string() ? args[0].as_string()
+                          : std::string(static_cast<size_t>(std::clamp<int64_t>(integer_or(args[0], 4), 0, 100)), ' ');
   std::string out;
   bool first = true;
   for (const std::string& line : split(printed(value, budget), std::string("\n"), -1, false)) {
@@ -217,7 +217,10 @@ Value round_filter(const Value& value, const Arguments& arguments) {
   const double scale = std::pow(10.0, static_cast<double>(std::clamp<int64_t>(integer_or(args[0], 0), 0, 15)));
   const std::string method = args[1].is_undefined() ? "common" : to_text(args[1]);
   const double scaled = value.as_float() * scale;
-  return Value::number((method == "ceil" ? std::ceil(scaled) : method == "floor" ? std::floor(scaled) : std::nearbyint(scaled)) / scale);
+  return Value::number((method == "ceil"    ? std::ceil(scaled)
+                        : method == "floor" ? std::floor(scaled)
+                                            : std::nearbyint(scaled)) /
+                       scale);
 }
 
 Value items_of(const Value& value) {
@@ -254,8 +257,10 @@ const std::unordered_map<std::string, Filter>& filters() {
       {"lower", on_text(lower)},
       {"capitalize", on_text(capitalize)},
       {"title", on_text(title_filter)},
-      {"string", [](const V& v, const Arguments&, Budget& b) { return v.is_string() ? v : text_value(printed(v, b), b); }},
-      {"safe", [](const V& v, const Arguments&, Budget& b) { return v.is_string() ? v : text_value(printed(v, b), b); }},
+      {"string",
+       [](const V& v, const Arguments&, Budget& b) { return v.is_string() ? v : text_value(printed(v, b), b); }},
+      {"safe",
+       [](const V& v, const Arguments&, Budget& b) { return v.is_string() ? v : text_value(printed(v, b), b); }},
       {"length", [](const V& v, const Arguments&, Budget& b) { return length_of(v, b); }},
       {"count", [](const V& v, const Arguments&, Budget& b) { return length_of(v, b); }},
       {"join", join},
@@ -299,7 +304,8 @@ const std::unordered_map<std::string, Filter>& filters() {
          const auto args = a.bind("sum", {"attribute", "start"});
          V total = args[1].is_undefined() ? V::integer(0) : args[1];
          for (const V& item : iterate(v, b)) {
-           total = binary_operation("+", total, args[0].is_undefined() ? item : attribute_path(item, printed(args[0], b)), b);
+           total = binary_operation("+", total,
+                                    args[0].is_undefined() ? item : attribute_path(item, printed(args[0], b)), b);
          }
          return total;
        }},

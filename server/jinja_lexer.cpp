@@ -64,15 +64,16 @@ class Lexer {
   bool at(std::string_view s, size_t pos) const { return std::string_view(text_).substr(pos, s.size()) == s; }
 
   size_t find_tag(size_t from) const {
-    for (size_t i = text_.find('{', from); i + 1 < text_.size(); i = text_.find('{', i + 1)) {
+    for (size_t i = text_.find('{', from); i != std::string::npos; i = text_.find('{', i + 1)) {
+      if (i + 1 == text_.size()) break;
       if (text_[i + 1] == '{' || text_[i + 1] == '%' || text_[i + 1] == '#') return i;
     }
     return text_.size();
   }
 
   void move_to(size_t pos) {
-    line_ += static_cast<int>(std::count(text_.begin() + static_cast<ptrdiff_t>(pos_),
-                                         text_.begin() + static_cast<ptrdiff_t>(pos), '\n'));
+    line_ += static_cast<int>(
+        std::count(text_.begin() + static_cast<ptrdiff_t>(pos_), text_.begin() + static_cast<ptrdiff_t>(pos), '\n'));
     pos_ = pos;
   }
 
@@ -195,7 +196,9 @@ class Lexer {
 
   void lex_number() {
     auto digits = [&](size_t i) {
-      while (i < text_.size() && (is_digit(text_[i]) || (text_[i] == '_' && i + 1 < text_.size() && is_digit(text_[i + 1])))) ++i;
+      while (i < text_.size() &&
+             (is_digit(text_[i]) || (text_[i] == '_' && i + 1 < text_.size() && is_digit(text_[i + 1]))))
+        ++i;
       return i;
     };
     size_t end = digits(pos_);
@@ -244,8 +247,8 @@ class Lexer {
     if (c == '\n') return i + 1;
     const size_t width = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
     const std::string_view hex = std::string_view(text_).substr(i + 1, width);
-    const bool is_hex = width > 0 && hex.size() == width &&
-                        hex.find_first_not_of("0123456789abcdefABCDEF") == std::string_view::npos;
+    const bool is_hex =
+        width > 0 && hex.size() == width && hex.find_first_not_of("0123456789abcdefABCDEF") == std::string_view::npos;
     if (is_hex) {
       append_codepoint(value, static_cast<uint32_t>(std::stoul(std::string(hex), nullptr, 16)));
       return i + 1 + width;

@@ -37,7 +37,8 @@ int64_t count_argument(const Value& value) {
 bool has_affix(const std::string& text, const Value& affixes, bool prefix) {
   if (affixes.is_list()) {
     const auto& all = affixes.as_list();
-    return std::any_of(all.begin(), all.end(), [&](const Value& a) { return !a.is_list() && has_affix(text, a, prefix); });
+    return std::any_of(all.begin(), all.end(),
+                       [&](const Value& a) { return !a.is_list() && has_affix(text, a, prefix); });
   }
   const std::string& affix = text_argument(affixes);
   return prefix ? text.starts_with(affix) : text.ends_with(affix);
@@ -114,20 +115,24 @@ Value call_text_method(const std::string& text, const std::string& name, const A
   if (name == "capitalize") return text_value(capitalize(text), budget);
   if (name == "replace") return replace_method(text, arguments, budget);
   if (name == "join") return join_method(text, arguments, budget);
-  if (name == "find" || name == "rfind" || name == "index" || name == "rindex") return find_method(text, name, arguments, budget);
+  if (name == "find" || name == "rfind" || name == "index" || name == "rindex")
+    return find_method(text, name, arguments, budget);
   if (name == "count") {
     const std::string part = text_argument(argument());
     budget.charge_search(text.size(), part.size());
     return Value::integer(count_occurrences(text, part));
   }
-  if (name == "isdigit" || name == "isnumeric" || name == "isdecimal") return Value::boolean(all_characters(text, is_digit));
+  if (name == "isdigit" || name == "isnumeric" || name == "isdecimal")
+    return Value::boolean(all_characters(text, is_digit));
   if (name == "isalpha") return Value::boolean(all_characters(text, is_letter));
-  if (name == "isalnum") return Value::boolean(all_characters(text, [](char c) { return is_digit(c) || is_letter(c); }));
+  if (name == "isalnum")
+    return Value::boolean(all_characters(text, [](char c) { return is_digit(c) || is_letter(c); }));
   if (name == "isspace") return Value::boolean(!text.empty() && strip(text, Side::kBoth).empty());
   throw Error("'str' has no method '{}' here", name);
 }
 
-Value call_dict_method(const Dict& dict, const Value& object, const std::string& name, const Arguments& arguments, Budget& budget) {
+Value call_dict_method(const Dict& dict, const Value& object, const std::string& name, const Arguments& arguments,
+                       Budget& budget) {
   budget.charge(1 + dict.items.size());
   if (name == "items") return apply_filter("items", object, {}, budget);
   if (name == "get") {
@@ -144,7 +149,8 @@ Value call_dict_method(const Dict& dict, const Value& object, const std::string&
   throw Error("'dict' has no method '{}' here", name);
 }
 
-Value call_list_method(const std::vector<Value>& items, const std::string& name, const Arguments& arguments, Budget& budget) {
+Value call_list_method(const std::vector<Value>& items, const std::string& name, const Arguments& arguments,
+                       Budget& budget) {
   budget.charge(1 + items.size());
   if (name != "index" && name != "count") throw Error("'list' has no method '{}' here: values do not change", name);
   const Value wanted = arguments.bind(name, {"value"})[0];
@@ -177,7 +183,8 @@ bool apply_test(const std::string& name, const Value& value, const Arguments& ar
   auto argument = [&] {
     const Value other = arguments.bind(name, {"other"})[0];
     budget.charge_value(other);
-    if (other.is_string() && value.is_string()) budget.charge_search(other.as_string().size(), value.as_string().size());
+    if (other.is_string() && value.is_string())
+      budget.charge_search(other.as_string().size(), value.as_string().size());
     return other;
   };
   if (name == "defined") return !value.is_undefined();
@@ -199,12 +206,12 @@ bool apply_test(const std::string& name, const Value& value, const Arguments& ar
     return text == (name == "lower" ? small : large) && small != large;
   }
   if (name == "in") return contains(argument(), value);
-  if (name == "eq" || name == "equalto" || name == "sameas") return equal(value, argument());
-  if (name == "ne") return !equal(value, argument());
-  if (name == "lt" || name == "lessthan") return less(value, argument());
-  if (name == "gt" || name == "greaterthan") return less(argument(), value);
-  if (name == "le") return !less(argument(), value);
-  if (name == "ge") return !less(value, argument());
+  if (name == "eq" || name == "==" || name == "equalto" || name == "sameas") return equal(value, argument());
+  if (name == "ne" || name == "!=") return !equal(value, argument());
+  if (name == "lt" || name == "<" || name == "lessthan") return less(value, argument());
+  if (name == "gt" || name == ">" || name == "greaterthan") return less(argument(), value);
+  if (name == "le" || name == "<=") return !less(argument(), value);
+  if (name == "ge" || name == ">=") return !less(value, argument());
   if (name == "odd" || name == "even" || name == "divisibleby") {
     const Value divisor = name == "divisibleby" ? argument() : Value::integer(2);
     if (!value.is_number() || !divisor.is_number() || divisor.as_float() == 0) throw Error("'{}' wants numbers", name);

@@ -25,7 +25,8 @@ class TemplateParser {
     while (true) {
       const Token token = tokens_.peek();
       if (token.kind == Token::Kind::kEnd) {
-        if (until.size() > 0) tokens_.fail(fmt::format("the template ends inside a block: '{}' missing", *(until.end() - 1)));
+        if (until.size() > 0)
+          tokens_.fail(fmt::format("the template ends inside a block: '{}' missing", *(until.end() - 1)));
         return body;
       }
       tokens_.next();

@@ -309,7 +309,8 @@ Value Renderer::evaluate_call(const Expr& expr) {
   }
   if (function.is_undefined()) throw Error("'{}' is undefined", function.undefined_name());
   if (const Macro* macro = function.as_macro()) return call_macro(*macro, evaluate_arguments(expr));
-  if (const Function* builtin = function.as_function()) return call_function(*builtin, evaluate_arguments(expr), budget_);
+  if (const Function* builtin = function.as_function())
+    return call_function(*builtin, evaluate_arguments(expr), budget_);
   throw Error("'{}' object is not callable", function.type_name());
 }
 

@@ -52,7 +52,7 @@ class Renderer {
   std::vector<Variables> scopes_;  // scopes_[0]: the template's own variables
   size_t frame_ = 0;               // the first scope of the running macro
   std::string* output_ = nullptr;
-  Value block_text_;               // what the filters of a block are applied to
+  Value block_text_;  // what the filters of a block are applied to
   int depth_ = 0;
 };
 

@@ -38,7 +38,6 @@ char32_t codepoint(std::string_view character) {
   return step.kind == Utf8Step::Kind::kValid ? step.code_point : 0xFFFD;
 }
 
-
 std::vector<std::string> split_blanks(std::string_view text, int64_t max_splits, bool from_right) {
   std::vector<std::string> parts;
   const Side near = from_right ? Side::kRight : Side::kLeft;

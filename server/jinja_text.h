@@ -19,8 +19,8 @@ enum class Side { kLeft, kRight, kBoth };
 std::string_view strip(std::string_view text, Side side, const std::optional<std::string>& chars = {});
 std::string upper(std::string_view text);
 std::string lower(std::string_view text);
-std::string capitalize(std::string_view text);  // str.capitalize
-std::string title(std::string_view text);       // str.title: letters after anything but a letter
+std::string capitalize(std::string_view text);    // str.capitalize
+std::string title(std::string_view text);         // str.title: letters after anything but a letter
 std::string title_filter(std::string_view text);  // the filter: letters after blanks and some punctuation
 // count < 0: all.
 std::string replace(std::string_view text, std::string_view from, std::string_view to, int64_t count);

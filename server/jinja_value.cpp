@@ -175,7 +175,8 @@ Value Value::dict(std::vector<std::pair<std::string, Value>> items) {
   for (auto& [key, value] : items) {
     check_element(value);
     depth = std::max(depth, value.depth());
-    const auto known = std::find_if(dict->items.begin(), dict->items.end(), [&](const auto& p) { return p.first == key; });
+    const auto known =
+        std::find_if(dict->items.begin(), dict->items.end(), [&name = key](const auto& p) { return p.first == name; });
     if (known == dict->items.end()) {
       dict->items.emplace_back(std::move(key), std::move(value));
     } else {

@@ -49,9 +49,7 @@ class Value {
   static Value boolean(bool b) { return Value(Data(b)); }
   static Value integer(int64_t i) { return Value(Data(i)); }
   static Value number(double d) { return Value(Data(d)); }
-  static Value string(std::string s) {
-    return Value(Data(std::make_shared<const std::string>(std::move(s))));
-  }
+  static Value string(std::string s) { return Value(Data(std::make_shared<const std::string>(std::move(s)))); }
   // Throws Error when nested too deep or when an element is a namespace or a loop.
   static Value list(std::vector<Value> items);
   static Value dict(std::vector<std::pair<std::string, Value>> items);
@@ -72,8 +70,8 @@ class Value {
   bool is_callable() const { return as_macro() || as_function(); }
 
   const std::string& undefined_name() const { return std::get<Undefined>(data_).name; }
-  int64_t as_int() const;     // of int or bool
-  double as_float() const;    // of any number
+  int64_t as_int() const;   // of int or bool
+  double as_float() const;  // of any number
   const std::string& as_string() const { return *std::get<StringPtr>(data_); }
   const std::vector<Value>& as_list() const { return std::get<ListPtr>(data_)->items; }
   const Dict& as_dict() const { return *std::get<DictPtr>(data_); }

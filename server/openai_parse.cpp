@@ -269,7 +269,7 @@ void read_prompts(FieldReader& in, GenerationRequest& out) {
 }
 
 void refuse_unsupported(FieldReader& in, const GenerationRequest& out) {
-  if (const Json* suffix = in.raw("suffix"); suffix && !(suffix->is_string() && suffix->empty())) {
+  if (const Json* suffix = in.raw("suffix"); suffix && *suffix != "") {
     in.fail("suffix", "'suffix' is not supported: BAM models read left to right and were not trained "
                       "to fill in the middle.");
   }

@@ -25,7 +25,6 @@ double round1(double value) { return std::round(value * 10) / 10; }
 void RequestLog::write() const {
   const auto level = is_generation ? spdlog::level::info : spdlog::level::debug;
   if (!spdlog::default_logger_raw()->should_log(level)) return;
-  const double decode_ms = total_ms - ttft_ms;
   const double rate = generated_tokens > 1 && decode_ms > 0
                           ? static_cast<double>(generated_tokens - 1) * 1000 / decode_ms
                           : 0;

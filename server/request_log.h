@@ -12,6 +12,7 @@ struct RequestLog {
   int status = 0;               // 499: the client left
   int64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
   double ttft_ms = -1;          // -1: no token was produced
+  double decode_ms = 0;         // from the first to the last token
   double total_ms = 0;
   std::string finish;           // stop, length, abort, error; empty: none
   std::string error;            // message of an error reply

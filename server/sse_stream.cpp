@@ -109,9 +109,9 @@ void SseStream::lose(const char* why) {
   exchange_->loop()->invalidateTimer(timer_);
   backlog_ = {};
   stream_.reset();
-  auto callback = std::move(on_lost_);
+  // First the reason, then the closing, which would look like a client that left by itself.
+  if (auto callback = std::move(on_lost_)) callback();
   if (const auto tcp = exchange_->connection()->tcp().lock()) tcp->forceClose();
-  if (callback) callback();
 }
 
 void SseStream::close() {
@@ -120,7 +120,7 @@ void SseStream::close() {
   on_lost_ = nullptr;
   if (lost_ || !stream_) return;
   stream_.reset();  // its destructor sends the last chunk
-  exchange_->stream_done();
+  exchange_->stream_done(meter_.unsent());
 }
 
 }  // namespace bam

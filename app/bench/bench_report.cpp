@@ -125,9 +125,16 @@ void add_errors(Report* report, const json& result) {
 }
 
 Table trust_table(const std::vector<json>& results) {
-  Table rows = {{""}, {"prompts as"}, {"requests without usage"}, {"prompt count differs from what was sent"},
-                {"output count differs from what was asked"}, {"events differ from output tokens"},
-                {"send lag p99"}, {"longest stall of the client"}, {"client busy"}, {"most requests in flight"}};
+  Table rows = {{""},
+                {"prompts as"},
+                {"requests without usage"},
+                {"prompt count differs from what was sent"},
+                {"output count differs from what was asked"},
+                {"events differ from output tokens"},
+                {"send lag p99"},
+                {"longest stall of the client"},
+                {"client busy"},
+                {"most requests in flight"}};
   for (const json& r : results) {
     const auto count = [&](const char* key) { return format_value_short(number_at(r, {"tokens", key})); };
     rows[0].push_back(r.value("label", "?"));
@@ -148,11 +155,13 @@ std::string load_in_words(const json& result) {
   const json config = result.value("config", json::object());
   std::string text = result.value("target", json::object()).value("url", "");
   text += config.value("mode", "") == "open"
-              ? fmt::format(", open loop at {} requests/s", config.contains("request_rate") ? config["request_rate"].dump() : "?")
+              ? fmt::format(", open loop at {} requests/s",
+                            config.contains("request_rate") ? config["request_rate"].dump() : "?")
               : fmt::format(", closed loop of {} clients", config.value("concurrency", 0));
   if (config.contains("input_len")) text += fmt::format(", input {}", config.value("input_len", ""));
   text += fmt::format(", output {}", config.value("output_len", ""));
-  if (config.contains("prefix_share")) text += fmt::format(", {} shared prefix", format_percent(config["prefix_share"].get<double>()));
+  if (config.contains("prefix_share"))
+    text += fmt::format(", {} shared prefix", format_percent(config["prefix_share"].get<double>()));
   return text + ", " + result.value("created", "");
 }
 
@@ -178,7 +187,8 @@ Report make_bench_report(const std::vector<json>& results, const std::string& ti
       tiles.push_back({"goodput, requests per second", format_value(number_at(r, {"goodput", "requests_per_s"}))});
     }
     if (r.contains("probe")) {
-      tiles.push_back({"probe TTFT p99 under load", format_ms(number_at(r, {"probe", "ttft_from_schedule_ms", "p99"}))});
+      tiles.push_back(
+          {"probe TTFT p99 under load", format_ms(number_at(r, {"probe", "ttft_from_schedule_ms", "p99"}))});
     }
     report.tiles(std::move(tiles));
   }

@@ -58,9 +58,8 @@ json errors_json(const BenchData& data) {
     ++total;
     std::string kind(failure_name(r.failure));
     if (r.failure == Failure::kHttp) kind += fmt::format("_{}", r.status);
-    const bool known = std::any_of(examples.begin(), examples.end(), [&](const json& e) {
-      return e["kind"] == kind && e["message"] == r.error;
-    });
+    const bool known = std::any_of(examples.begin(), examples.end(),
+                                   [&](const json& e) { return e["kind"] == kind && e["message"] == r.error; });
     if (!known && examples.size() < 8) examples.push_back({{"kind", kind}, {"message", r.error}});
     ++kinds[kind];
   }
@@ -115,8 +114,8 @@ json timeline_json(const BenchData& data) {
   }
   for (double& v : tokens) v = rounded(v);
   for (double& v : running) v = rounded(v);
-  return {{"bin_s", bin_s}, {"events_per_s", tokens}, {"running", running}, {"started", started},
-          {"finished", finished}};
+  return {
+      {"bin_s", bin_s}, {"events_per_s", tokens}, {"running", running}, {"started", started}, {"finished", finished}};
 }
 
 json probe_json(const BenchData& data) {
@@ -149,8 +148,11 @@ json probe_json(const BenchData& data) {
 }
 
 json request_json(const RequestRecord& r) {
-  json line = {{"scheduled_ms", rounded(r.scheduled_ms)}, {"start_ms", rounded(r.start_ms)},
-               {"input_tokens", r.input_tokens}, {"output_tokens", r.output_tokens}, {"status", r.status}};
+  json line = {{"scheduled_ms", rounded(r.scheduled_ms)},
+               {"start_ms", rounded(r.start_ms)},
+               {"input_tokens", r.input_tokens},
+               {"output_tokens", r.output_tokens},
+               {"status", r.status}};
   if (!r.ok()) {
     line["error"] = r.error;
     line["failure"] = failure_name(r.failure);
@@ -243,12 +245,19 @@ json bench_to_json(const BenchData& data, bool with_requests) {
   }
   const double seconds = std::max(data.duration_s, 1e-9);
   const auto per_second = [&](int64_t n) { return rounded(static_cast<double>(n) / seconds); };
-  json out = {{"schema", kBenchSchema}, {"created", data.created}, {"label", data.label}, {"target", data.target},
-              {"config", data.config}, {"duration_s", rounded(data.duration_s)}, {"completed", completed},
+  json out = {{"schema", kBenchSchema},
+              {"created", data.created},
+              {"label", data.label},
+              {"target", data.target},
+              {"config", data.config},
+              {"duration_s", rounded(data.duration_s)},
+              {"completed", completed},
               {"failed", static_cast<int64_t>(data.requests.size()) - completed},
-              {"input_tokens", input}, {"output_tokens", output},
+              {"input_tokens", input},
+              {"output_tokens", output},
               {"cached_tokens", cached_known ? json(cached) : json()},
-              {"request_throughput", per_second(completed)}, {"output_throughput", per_second(output)},
+              {"request_throughput", per_second(completed)},
+              {"output_throughput", per_second(output)},
               {"total_token_throughput", per_second(input + output)}};
   if (data.slo.any()) {
     json targets = json::object();
@@ -257,10 +266,14 @@ json bench_to_json(const BenchData& data, bool with_requests) {
     if (data.slo.e2e_ms >= 0) targets["e2e_ms"] = data.slo.e2e_ms;
     out["goodput"] = {{"slo", targets}, {"good_requests", good}, {"requests_per_s", per_second(good)}};
   }
-  const std::pair<const char*, const std::vector<double>*> metrics[] = {
-      {"ttft_ms", &s.ttft}, {"tpot_ms", &s.tpot}, {"itl_ms", &s.itl}, {"e2e_ms", &s.e2e},
-      {"ttft_from_schedule_ms", &s.ttft_schedule}, {"e2e_from_schedule_ms", &s.e2e_schedule},
-      {"send_lag_ms", &s.lag}, {"connect_ms", &s.connect}};
+  const std::pair<const char*, const std::vector<double>*> metrics[] = {{"ttft_ms", &s.ttft},
+                                                                        {"tpot_ms", &s.tpot},
+                                                                        {"itl_ms", &s.itl},
+                                                                        {"e2e_ms", &s.e2e},
+                                                                        {"ttft_from_schedule_ms", &s.ttft_schedule},
+                                                                        {"e2e_from_schedule_ms", &s.e2e_schedule},
+                                                                        {"send_lag_ms", &s.lag},
+                                                                        {"connect_ms", &s.connect}};
   json distributions = json::object();
   for (const auto& [name, samples] : metrics) {
     out[name] = summary_to_json(summarize(*samples));
@@ -272,8 +285,10 @@ json bench_to_json(const BenchData& data, bool with_requests) {
   out["timeline"] = timeline_json(data);
   out["tokens"] = token_checks(data);
   out["errors"] = errors_json(data);
-  out["client"] = {{"max_stall_ms", rounded(data.max_stall_ms)}, {"busy_fraction", rounded(data.busy_fraction)},
-                   {"max_in_flight", data.max_in_flight}, {"connections_opened", s.connect.size()}};
+  out["client"] = {{"max_stall_ms", rounded(data.max_stall_ms)},
+                   {"busy_fraction", rounded(data.busy_fraction)},
+                   {"max_in_flight", data.max_in_flight},
+                   {"connections_opened", s.connect.size()}};
   if (data.probe_interval_ms > 0) out["probe"] = probe_json(data);
   if (with_requests) {
     out["requests"] = json::array();

@@ -21,7 +21,7 @@ struct RequestRecord {
   std::vector<float> itl_ms;  // gaps between events with text
   int64_t expected_input = -1, requested_output = 0;
   int64_t input_tokens = -1, output_tokens = 0, cached_tokens = -1;
-  int64_t events = 0;         // that carried text
+  int64_t events = 0;  // that carried text
   bool usage_missing = false;
   int status = 0;
   Failure failure = Failure::kNone;

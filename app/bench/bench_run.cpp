@@ -78,15 +78,16 @@ void LoadRunner::prepare() {
   if (wants_ids || !options_.dataset.empty()) tokens_ = open_token_source(target_, options_.target);
   std::string prompts = "text";
   if (!options_.dataset.empty()) {
-    workload_ = std::make_unique<Workload>(config, load_dataset(options_.dataset),
-                                           tokens_ ? tokens_->encoder() : EncodeFn());
+    workload_ =
+        std::make_unique<Workload>(config, load_dataset(options_.dataset), tokens_ ? tokens_->encoder() : EncodeFn());
     prompts = "dataset";
   } else {
     TokenIds pool;
     std::string why = options_.endpoint == Endpoint::kChat ? "chat takes text only" : "the server has no /tokenize";
     if (wants_ids && tokens_) {
       pool = token_pool(tokens_->encoder());
-      const IdSupport support = probe_id_prompts(target_, {pool.begin(), pool.begin() + std::min<size_t>(8, pool.size())});
+      const IdSupport support =
+          probe_id_prompts(target_, {pool.begin(), pool.begin() + std::min<size_t>(8, pool.size())});
       if (!support.accepted) {
         why = support.reason;
         pool.clear();

@@ -73,8 +73,7 @@ std::vector<RowSpec> row_specs(const std::vector<json>& results) {
   if (any_has("probe")) {
     specs.push_back({"probe TTFT idle p50", probe("idle_ttft_ms", "p50"), format_ms});
     for (const char* stat : {"p50", "p99", "max"}) {
-      specs.push_back(
-          {fmt::format("probe TTFT under load {}", stat), probe("ttft_from_schedule_ms", stat), format_ms});
+      specs.push_back({fmt::format("probe TTFT under load {}", stat), probe("ttft_from_schedule_ms", stat), format_ms});
     }
   }
   return specs;

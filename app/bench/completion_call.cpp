@@ -163,10 +163,10 @@ void CompletionCall::on_done(const HttpOutcome& outcome) {
   if (result_.scheduled == TimePoint{}) result_.scheduled = outcome.start;
   if (!outcome.error.empty()) {
     const bool cancelled = outcome.error == "cancelled";
-    fail(cancelled               ? Failure::kCancelled
-         : outcome.timed_out     ? Failure::kTimeout
-         : result_.status == 0   ? Failure::kConnect
-                                 : Failure::kStream,
+    fail(cancelled             ? Failure::kCancelled
+         : outcome.timed_out   ? Failure::kTimeout
+         : result_.status == 0 ? Failure::kConnect
+                               : Failure::kStream,
          outcome.error);
   } else if (result_.status != 200) {
     fail(Failure::kHttp, error_text(result_.status, body_));
@@ -178,8 +178,7 @@ void CompletionCall::on_done(const HttpOutcome& outcome) {
     }
   } else {
     const json body = json::parse(body_, nullptr, false);
-    if (!body.is_object() || !body.contains("choices") || !body["choices"].is_array() ||
-        body["choices"].empty()) {
+    if (!body.is_object() || !body.contains("choices") || !body["choices"].is_array() || body["choices"].empty()) {
       fail(Failure::kStream, fmt::format("the answer is not a completion: {}", excerpt(body_, 80)));
     } else {
       read_usage(body);

@@ -20,9 +20,9 @@ std::string_view failure_name(Failure failure);
 
 // One finished call. Token counts are -1 where the server did not say.
 struct CallResult {
-  TimePoint scheduled{};  // when the load plan wanted it sent; == start in a closed loop
-  TimePoint start{};      // handed to the socket
-  TimePoint end{};        // last byte
+  TimePoint scheduled{};               // when the load plan wanted it sent; == start in a closed loop
+  TimePoint start{};                   // handed to the socket
+  TimePoint end{};                     // last byte
   std::vector<TimePoint> chunk_times;  // arrivals of events that carried text
   TimePoint last_choice{};             // the last event with a choice: text or finish_reason
   std::string text;

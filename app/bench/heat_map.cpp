@@ -84,7 +84,7 @@ Chart draw_heat_map(const PasskeyRun& run, const std::string& id, const std::str
   }
   const auto columns = static_cast<double>(std::max<size_t>(by_length.size(), 1));
   const auto rows = static_cast<double>(std::max<size_t>(by_depth.size(), 1));
-  const double left = 62, top = 22, bar = 74, mean_w = 54, gap = 8;
+  const double left = 70, top = 22, bar = 74, mean_w = 54, gap = 8;
   const double cell_w = std::clamp(600 / columns, 28.0, 72.0);
   const double cell_h = std::clamp(380 / rows, 9.0, 30.0);
   const double grid_w = cell_w * columns, grid_h = cell_h * rows;
@@ -98,7 +98,7 @@ Chart draw_heat_map(const PasskeyRun& run, const std::string& id, const std::str
     const std::string name = fmt::format("{:.{}f} %", depth / 1e4, depth % 10000 == 0 ? 0 : 1);
     const bool last = row + 1 == static_cast<int>(rows);
     if (std::fmod(row, depth_step) == 0 || last) {
-      canvas.text(left - 8, y + cell_h / 2 + 3.5, name, "m", "end", 11);
+      canvas.text(left - 8, y + cell_h / 2 + 3.5, fmt::format("{:.0f} %", depth / 1e4), "m", "end", 11);
     }
     int column = 0;
     for (const auto& [length, ignored] : by_length) {

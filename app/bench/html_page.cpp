@@ -95,7 +95,8 @@ std::string Report::html() const {
       case Block::kTiles:
         page += "<div class=\"tiles\">";
         for (const auto& [name, value] : block.items) {
-          page += fmt::format("<div class=\"tile\"><b>{}</b><span>{}</span></div>", xml_escape(value), xml_escape(name));
+          page +=
+              fmt::format("<div class=\"tile\"><b>{}</b><span>{}</span></div>", xml_escape(value), xml_escape(name));
         }
         page += "</div>\n";
         break;

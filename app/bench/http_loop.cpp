@@ -126,8 +126,7 @@ struct HttpLoop::Impl {
 
   static int on_timer(CURLM*, long timeout_ms, void* user) {
     auto* impl = static_cast<Impl*>(user);
-    impl->curl_deadline = timeout_ms < 0 ? TimePoint::max()
-                                         : Clock::now() + std::chrono::milliseconds(timeout_ms);
+    impl->curl_deadline = timeout_ms < 0 ? TimePoint::max() : Clock::now() + std::chrono::milliseconds(timeout_ms);
     return 0;
   }
 
@@ -279,9 +278,7 @@ TimePoint HttpLoop::send(HttpRequest request, std::shared_ptr<HttpHandler> handl
   return start;
 }
 
-void HttpLoop::at(TimePoint when, std::function<void()> task) {
-  impl_->tasks.emplace(when, std::move(task));
-}
+void HttpLoop::at(TimePoint when, std::function<void()> task) { impl_->tasks.emplace(when, std::move(task)); }
 
 size_t HttpLoop::num_active() const { return impl_->transfers.size(); }
 
@@ -359,9 +356,7 @@ HttpResponse HttpSession::perform(const std::string& url, const std::string* bod
   return response;
 }
 
-HttpResponse HttpSession::get(const std::string& url, double timeout_s) {
-  return perform(url, nullptr, timeout_s);
-}
+HttpResponse HttpSession::get(const std::string& url, double timeout_s) { return perform(url, nullptr, timeout_s); }
 
 HttpResponse HttpSession::post(const std::string& url, const std::string& json, double timeout_s) {
   return perform(url, &json, timeout_s);

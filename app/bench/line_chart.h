@@ -24,8 +24,8 @@ struct Axis {
   Scale scale = Scale::kLinear;
   // low < high fixes the range; otherwise it follows the data (a linear axis then starts at zero).
   double low = 0, high = 0;
-  std::vector<double> ticks;                    // empty: chosen
-  std::function<std::string(double)> format;    // of tick labels and tips
+  std::vector<double> ticks;                  // empty: chosen
+  std::function<std::string(double)> format;  // of tick labels and tips
 };
 
 struct LineChartSpec {

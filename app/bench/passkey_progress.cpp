@@ -12,7 +12,7 @@
 namespace bam::bench {
 namespace {
 
-constexpr const char* kHit = "\x1b[38;5;32m█\x1b[0m";      // blue and orange: told apart by everybody
+constexpr const char* kHit = "\x1b[38;5;32m█\x1b[0m";  // blue and orange: told apart by everybody
 constexpr const char* kPartial = "\x1b[38;5;179m▓\x1b[0m";
 constexpr const char* kMiss = "\x1b[38;5;166m█\x1b[0m";
 
@@ -64,11 +64,10 @@ void PasskeyProgress::on_record(const PasskeyRecord& record) {
   if (!record.hit()) {
     std::string expected;
     for (const std::string& e : record.expected) expected += (expected.empty() ? "" : ", ") + e;
-    const std::string what =
-        record.ok() ? fmt::format("expected {}, got \"{}\"", expected, excerpt(record.output, 60))
-                    : "error: " + excerpt(record.error, 200);
-    const std::string line = fmt::format("  {:>7}  depth {:>5}  {}", format_count(record.length),
-                                   format_percent(record.depth), what);
+    const std::string what = record.ok() ? fmt::format("expected {}, got \"{}\"", expected, excerpt(record.output, 60))
+                                         : "error: " + excerpt(record.error, 200);
+    const std::string line =
+        fmt::format("  {:>7}  depth {:>5}  {}", format_count(record.length), format_percent(record.depth), what);
     area_.print_above(line);
     last_draw_ = {};
   }
@@ -96,9 +95,8 @@ std::string PasskeyProgress::strip(const Row& row) const {
 
 std::string PasskeyProgress::row_line(int64_t length, const Row& row) const {
   const double accuracy = row.done > 0 ? row.score / row.done : std::numeric_limits<double>::quiet_NaN();
-  return fmt::format("  {:>7}  {}  {:>4}/{:<4} {:>7}  TTFT {:>9}  cached {:>6}{}", format_count(length),
-                     strip(row), row.done, row.total, format_percent(accuracy),
-                     format_ms(median(row.ttft_ms)),
+  return fmt::format("  {:>7}  {}  {:>4}/{:<4} {:>7}  TTFT {:>9}  cached {:>6}{}", format_count(length), strip(row),
+                     row.done, row.total, format_percent(accuracy), format_ms(median(row.ttft_ms)),
                      row.done > 0 ? format_percent(row.cached / row.done) : "–",
                      row.errors > 0 ? fmt::format("  {} errors", row.errors) : "");
 }
@@ -107,9 +105,9 @@ std::string PasskeyProgress::summary_line() const {
   const double elapsed = ms_between(start_, Clock::now());
   const double eta = eta_s();
   return fmt::format("{}/{} done, {} elapsed{}", done_, total_, format_ms(elapsed),
-                     done_ == total_         ? ""
-                     : std::isfinite(eta)    ? ", about " + format_ms(eta * 1000) + " left"
-                                             : "");
+                     done_ == total_      ? ""
+                     : std::isfinite(eta) ? ", about " + format_ms(eta * 1000) + " left"
+                                          : "");
 }
 
 double PasskeyProgress::eta_s() const {

@@ -38,10 +38,9 @@ int64_t passkey_max_tokens(const PieceEncoder& encoder, std::string_view key) {
   return static_cast<int64_t>(std::max(encoder.next(key).size(), key.size())) + 2;
 }
 
-PasskeyPrompt make_passkey_prompt(const PieceEncoder& encoder, int64_t length, double depth,
-                                  std::string_view key) {
-  AssembledPrompt assembled = assemble_prompt(passkey_parts(encoder, depth, key),
-                                              {encoder.next(PasskeyWording::kFiller)}, length);
+PasskeyPrompt make_passkey_prompt(const PieceEncoder& encoder, int64_t length, double depth, std::string_view key) {
+  AssembledPrompt assembled =
+      assemble_prompt(passkey_parts(encoder, depth, key), {encoder.next(PasskeyWording::kFiller)}, length);
   PasskeyPrompt prompt;
   prompt.ids = std::move(assembled.ids);
   prompt.key = key;

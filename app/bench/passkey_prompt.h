@@ -20,9 +20,9 @@ struct PasskeyWording {
 };
 
 struct PasskeyPrompt {
-  TokenIds ids;           // exactly `length` tokens, no special ones
-  std::string key;        // the digits to find
-  int64_t line_at = 0;    // token index of the line that holds them
+  TokenIds ids;            // exactly `length` tokens, no special ones
+  std::string key;         // the digits to find
+  int64_t line_at = 0;     // token index of the line that holds them
   int64_t max_tokens = 0;  // enough for the digits and a leading space
 };
 
@@ -33,8 +33,7 @@ PromptParts passkey_parts(const PieceEncoder& encoder, double depth, std::string
 int64_t passkey_max_tokens(const PieceEncoder& encoder, std::string_view key);
 
 // depth 0 … 1. Throws Error when `length` does not hold the task itself.
-PasskeyPrompt make_passkey_prompt(const PieceEncoder& encoder, int64_t length, double depth,
-                                  std::string_view key);
+PasskeyPrompt make_passkey_prompt(const PieceEncoder& encoder, int64_t length, double depth, std::string_view key);
 
 // All digits right: the first run of digits in the answer starts with the key.
 bool is_passkey_hit(std::string_view answer, std::string_view key);

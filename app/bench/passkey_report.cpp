@@ -71,7 +71,9 @@ Chart ttft_chart(const std::vector<PasskeyRun>& runs) {
   spec.title = "Time to first token by prompt length";
   spec.x = length_axis(runs);
   spec.y = {"time to first token", Scale::kLog10, 0, 0, {}, format_ms_short};
-  spec.caption = "Median of requests that found at most a tenth of their prompt in the prefix cache (of all where there was none).";
+  spec.caption =
+      "Median of requests that found at most a tenth of their prompt in the prefix cache (of all where there was "
+      "none).";
   for (const PasskeyRun& run : runs) {
     std::vector<double> lengths, times;
     for (const LengthStats& s : stats_by_length(run.records)) {
@@ -124,7 +126,7 @@ Chart memory_chart(const std::vector<PasskeyRun>& runs) {
   }
   // Ticks that are round in the unit they are written in.
   const double unit = top >= 0x1p30 ? 0x1p30 : 0x1p20;
-  spec.y = {unit == 0x1p30 ? "resident GiB" : "resident MiB", Scale::kLinear, 0, top * 1.08, {},
+  spec.y = {unit == 0x1p30 ? "resident GiB" : "resident MiB",         Scale::kLinear, 0, top * 1.08, {},
             [unit](double v) { return format_value_short(v / unit); }};
   for (const double t : nice_ticks(0, top * 1.08 / unit, 5)) spec.y.ticks.push_back(t * unit);
   return draw_line_chart(spec);
@@ -202,7 +204,8 @@ Report make_passkey_report(const std::vector<PasskeyRun>& runs, const std::strin
     std::string id = runs.size() == 1 ? "heatmap" : "heatmap-" + slug(run.label);
     while (!used.insert(id).second) id += "-2";
     maps.push_back(draw_heat_map(run, id, "Accuracy by length and depth" + (runs.size() > 1 ? ": " + run.label : "")));
-    maps.back().caption = "Per cent of answers right; means in the margins; grey: not run. Point at a cell for details.";
+    maps.back().caption =
+        "Per cent of answers right; means in the margins; grey: not run. Point at a cell for details.";
   }
   report.charts(std::move(maps));
   std::vector<Chart> charts = {accuracy_chart(runs), ttft_chart(runs), prefill_chart(runs)};

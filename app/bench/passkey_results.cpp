@@ -23,9 +23,9 @@ std::tuple<int64_t, int64_t, int> cell_of(const PasskeyRecord& record) {
 
 // Keeps records sorted by cell with one per cell.
 void put(std::vector<PasskeyRecord>* records, PasskeyRecord record) {
-  const auto at = std::lower_bound(
-      records->begin(), records->end(), record,
-      [](const PasskeyRecord& a, const PasskeyRecord& b) { return cell_of(a) < cell_of(b); });
+  const auto at =
+      std::lower_bound(records->begin(), records->end(), record,
+                       [](const PasskeyRecord& a, const PasskeyRecord& b) { return cell_of(a) < cell_of(b); });
   if (at != records->end() && cell_of(*at) == cell_of(record)) {
     *at = std::move(record);
   } else {
@@ -43,8 +43,8 @@ double PasskeyRecord::cached_fraction() const {
 }
 
 json to_json(const PasskeyRecord& r) {
-  json line = {{"type", "result"}, {"length", r.length}, {"depth", r.depth}, {"repeat", r.repeat},
-               {"expected", r.expected}};
+  json line = {
+      {"type", "result"}, {"length", r.length}, {"depth", r.depth}, {"repeat", r.repeat}, {"expected", r.expected}};
   if (r.needle_at >= 0) line["needle_at"] = r.needle_at;
   if (!r.ok()) {
     line["error"] = r.error;
@@ -162,9 +162,9 @@ void PasskeyLog::append(const PasskeyRecord& record) {
 bool PasskeyLog::has_answer(int64_t length, double depth, int repeat) const {
   PasskeyRecord key;
   key.length = length, key.depth = depth, key.repeat = repeat;
-  const auto at = std::lower_bound(
-      run_.records.begin(), run_.records.end(), key,
-      [](const PasskeyRecord& a, const PasskeyRecord& b) { return cell_of(a) < cell_of(b); });
+  const auto at =
+      std::lower_bound(run_.records.begin(), run_.records.end(), key,
+                       [](const PasskeyRecord& a, const PasskeyRecord& b) { return cell_of(a) < cell_of(b); });
   return at != run_.records.end() && cell_of(*at) == cell_of(key) && at->ok();
 }
 

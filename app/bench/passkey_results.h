@@ -19,7 +19,7 @@ struct PasskeyRecord {
   int repeat = 0;
   std::vector<std::string> expected;
   std::string output;
-  double score = 0;  // fraction of the expected answers found
+  double score = 0;            // fraction of the expected answers found
   int64_t prompt_tokens = -1;  // as the server counted them
   int64_t cached_tokens = -1;
   int64_t completion_tokens = -1;
@@ -71,14 +71,14 @@ struct LengthStats {
   int64_t length = 0;
   int answered = 0;  // errors not included
   int errors = 0;
-  int hits = 0;           // all answers right
-  double score_sum = 0;   // == hits unless a task asks for several values
+  int hits = 0;          // all answers right
+  double score_sum = 0;  // == hits unless a task asks for several values
   double cached_fraction = 0;
   int64_t min_prompt_tokens = -1, max_prompt_tokens = -1;
-  Summary ttft;           // ms, all answered requests
-  double cold_ttft_ms;    // median where at most a tenth of the prompt was cached; NaN: none
-  double prefill_tps;     // median of (prompt - cached) / TTFT over requests that computed at least a tenth
-  double decode_tps;      // 1000 / median TPOT
+  Summary ttft;         // ms, all answered requests
+  double cold_ttft_ms;  // median where at most a tenth of the prompt was cached; NaN: none
+  double prefill_tps;   // median of (prompt - cached) / TTFT over requests that computed at least a tenth
+  double decode_tps;    // 1000 / median TPOT
   double peak_rss_bytes = -1;
   // Errors count as misses: a server that does not answer did not find the key.
   double accuracy() const;

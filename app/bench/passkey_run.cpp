@@ -106,17 +106,17 @@ void PasskeyRunner::choose_mode() {
 
 json PasskeyRunner::header() const {
   const TaskConfig& task = options_.task;
-  json config = {{"task", find_task(task.task)->name},
-                 {"digits", task.digits},
-                 {"seed", task.seed},
-                 {"model", target_.model()},
-                 {"endpoint", options_.endpoint == Endpoint::kChat ? "chat" : "completions"},
-                 {"prompts", mode_.ids ? "ids" : "text"},
-                 {"prefix_cache", options_.prefix_cache},
-                 {"distractors_per_1k", task.distractors_per_1k},
-                 {"filler", task.filler_text.empty() ? json("repeated")
-                                                     : json(fmt::format("{:016x}", fnv1a(task.filler_text)))},
-                 {"extra_body", options_.extra_body}};
+  json config = {
+      {"task", find_task(task.task)->name},
+      {"digits", task.digits},
+      {"seed", task.seed},
+      {"model", target_.model()},
+      {"endpoint", options_.endpoint == Endpoint::kChat ? "chat" : "completions"},
+      {"prompts", mode_.ids ? "ids" : "text"},
+      {"prefix_cache", options_.prefix_cache},
+      {"distractors_per_1k", task.distractors_per_1k},
+      {"filler", task.filler_text.empty() ? json("repeated") : json(fmt::format("{:016x}", fnv1a(task.filler_text)))},
+      {"extra_body", options_.extra_body}};
   if (tokens_) {
     std::string ids;
     append_id_array(&ids, tokens_->encode(PasskeyWording::kTask));
@@ -260,8 +260,8 @@ PasskeyRun PasskeyRunner::run(bool* interrupted) {
   target_.connect();
   choose_mode();
   builder_ = std::make_unique<TaskBuilder>(
-      options_.task, mode_.ids ? tokens_->encoder()
-                               : EncodeFn([this](std::string_view text) { return words_.encode(text); }));
+      options_.task,
+      mode_.ids ? tokens_->encoder() : EncodeFn([this](std::string_view text) { return words_.encode(text); }));
   log_ = std::make_unique<PasskeyLog>(options_.out, header());
   if (options_.poll_memory) {
     const auto bytes = target_.resident_bytes();
@@ -269,12 +269,11 @@ PasskeyRun PasskeyRunner::run(bool* interrupted) {
     last_rss_ = bytes.value_or(-1);
   }
   plan();
-  fmt::print(stderr, "{} on {} ({}): {} prompts{}, prompts as {}{}\n", builder_->info().name, target_.model(),
-             target_.url(), pending_.size(),
-             log_->num_resumed() > 0 ? fmt::format(" ({} answers already in {})", log_->num_resumed(), options_.out)
-                                     : "",
-             mode_.ids ? "token ids from " + mode_.tokenizer : "text",
-             has_memory_ ? "" : ", server memory unknown");
+  fmt::print(
+      stderr, "{} on {} ({}): {} prompts{}, prompts as {}{}\n", builder_->info().name, target_.model(), target_.url(),
+      pending_.size(),
+      log_->num_resumed() > 0 ? fmt::format(" ({} answers already in {})", log_->num_resumed(), options_.out) : "",
+      mode_.ids ? "token ids from " + mode_.tokenizer : "text", has_memory_ ? "" : ", server memory unknown");
   loop_ = std::make_unique<HttpLoop>(target_.http_settings());
   const InterruptGuard guard;
   start_next();
@@ -315,9 +314,9 @@ PasskeyRun run_passkey_task(const PasskeyOptions& options, bool* interrupted) {
 }
 
 std::vector<std::vector<std::string>> passkey_table(const PasskeyRun& run) {
-  std::vector<std::vector<std::string>> rows = {{"length", "accuracy", "95 % interval", "right", "errors",
-                                                 "TTFT p50", "TTFT max", "prefill tok/s", "decode tok/s",
-                                                 "cached", "server memory"}};
+  std::vector<std::vector<std::string>> rows = {{"length", "accuracy", "95 % interval", "right", "errors", "TTFT p50",
+                                                 "TTFT max", "prefill tok/s", "decode tok/s", "cached",
+                                                 "server memory"}};
   for (const LengthStats& s : stats_by_length(run.records)) {
     const int total = s.answered + s.errors;
     const auto [low, high] = wilson_interval(s.score_sum, total);

@@ -24,10 +24,9 @@ struct Dialect {
 };
 
 const std::vector<Dialect>& dialects() {
-  static const std::vector<Dialect> all = {
-      {"echo, max_tokens 0", {{"echo", true}, {"logprobs", 0}, {"max_tokens", 0}}},
-      {"echo, max_tokens 1", {{"echo", true}, {"logprobs", 1}, {"max_tokens", 1}}},
-      {"prompt_logprobs", {{"prompt_logprobs", 0}, {"max_tokens", 1}}}};
+  static const std::vector<Dialect> all = {{"echo, max_tokens 0", {{"echo", true}, {"logprobs", 0}, {"max_tokens", 0}}},
+                                           {"echo, max_tokens 1", {{"echo", true}, {"logprobs", 1}, {"max_tokens", 1}}},
+                                           {"prompt_logprobs", {{"prompt_logprobs", 0}, {"max_tokens", 1}}}};
   return all;
 }
 
@@ -87,7 +86,8 @@ void PerplexityRunner::tokenize(TokenSource& tokens) {
     at = end;
   }
   num_sequences_ = ids_.size() / static_cast<size_t>(options_.length + 1);
-  if (options_.max_sequences > 0) num_sequences_ = std::min(num_sequences_, static_cast<size_t>(options_.max_sequences));
+  if (options_.max_sequences > 0)
+    num_sequences_ = std::min(num_sequences_, static_cast<size_t>(options_.max_sequences));
   if (num_sequences_ == 0) {
     throw UsageError("{} has {} tokens: too few for one sequence of {} (--length)", options_.file, ids_.size(),
                      options_.length + 1);
@@ -106,11 +106,13 @@ std::string PerplexityRunner::body_of(const TokenIds& ids) const {
 }
 
 void PerplexityRunner::choose_dialect() {
-  const TokenIds sample(ids_.begin(), ids_.begin() + std::min<std::ptrdiff_t>(16, static_cast<std::ptrdiff_t>(ids_.size())));
+  const TokenIds sample(ids_.begin(),
+                        ids_.begin() + std::min<std::ptrdiff_t>(16, static_cast<std::ptrdiff_t>(ids_.size())));
   std::string reasons;
   for (const Dialect& dialect : dialects()) {
     dialect_ = &dialect;
-    const HttpResponse response = target_.session().post(target_.endpoint_url(Endpoint::kCompletions), body_of(sample), 120);
+    const HttpResponse response =
+        target_.session().post(target_.endpoint_url(Endpoint::kCompletions), body_of(sample), 120);
     std::string why = response.error;
     if (why.empty() && !response.ok()) why = error_text(response.status, response.body);
     std::vector<double> logprobs;
@@ -135,7 +137,8 @@ void PerplexityRunner::start_next() {
     request.body = body_of(sequence(index));
     request.timeout_s = target_.timeout_s();
     ++running_;
-    loop_->send(std::move(request), std::make_shared<BodyCall>([this, index](const HttpOutcome& outcome, std::string&& body) {
+    loop_->send(std::move(request),
+                std::make_shared<BodyCall>([this, index](const HttpOutcome& outcome, std::string&& body) {
                   on_answer(index, outcome, body);
                 }));
   }
@@ -157,9 +160,10 @@ void PerplexityRunner::on_answer(size_t index, const HttpOutcome& outcome, const
   int64_t tokens = 0;
   for (const PositionWindow& w : windows_) nats += w.sum, tokens += w.tokens;
   const double elapsed = ms_between(start_, Clock::now());
-  area_.draw({fmt::format("  {}/{} sequences, perplexity {:.3f}, about {} left", done_, num_sequences_,
-                          std::exp(nats / static_cast<double>(tokens)),
-                          format_ms(elapsed / static_cast<double>(done_) * static_cast<double>(num_sequences_ - done_)))});
+  area_.draw(
+      {fmt::format("  {}/{} sequences, perplexity {:.3f}, about {} left", done_, num_sequences_,
+                   std::exp(nats / static_cast<double>(tokens)),
+                   format_ms(elapsed / static_cast<double>(done_) * static_cast<double>(num_sequences_ - done_)))});
   start_next();
 }
 
@@ -169,16 +173,25 @@ json PerplexityRunner::result() const {
   json windows = json::array();
   for (const PositionWindow& w : windows_) {
     nats += w.sum, tokens += w.tokens;
-    windows.push_back({{"begin", w.begin}, {"end", w.end}, {"tokens", w.tokens}, {"nats", w.mean()},
-                       {"nats_stddev", w.stddev()}, {"nats_stderr", w.standard_error()}, {"perplexity", w.perplexity()}});
+    windows.push_back({{"begin", w.begin},
+                       {"end", w.end},
+                       {"tokens", w.tokens},
+                       {"nats", w.mean()},
+                       {"nats_stddev", w.stddev()},
+                       {"nats_stderr", w.standard_error()},
+                       {"perplexity", w.perplexity()}});
   }
   const double mean = nats / static_cast<double>(tokens);
   return {{"schema", kPerplexitySchema},
           {"created", utc_now()},
           {"label", options_.label.empty() ? target_.model() : options_.label},
           {"target", target_.describe()},
-          {"config", {{"file", std::filesystem::path(options_.file).filename().string()}, {"length", options_.length},
-                      {"window", options_.window}, {"sequences", num_sequences_}, {"request", dialect_->name}}},
+          {"config",
+           {{"file", std::filesystem::path(options_.file).filename().string()},
+            {"length", options_.length},
+            {"window", options_.window},
+            {"sequences", num_sequences_},
+            {"request", dialect_->name}}},
           {"tokens", tokens},
           {"nats", mean},
           {"perplexity", std::exp(mean)},

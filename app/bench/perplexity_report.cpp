@@ -37,8 +37,9 @@ Chart position_chart(const std::vector<json>& results) {
   spec.caption = "Each point is the mean over one window of positions; the band is two standard errors.";
   size_t most = 0;
   for (const json& r : results) most = std::max(most, r["windows"].size());
-  spec.x = {"position in the sequence (tokens)", most > 40 ? Scale::kLog2 : Scale::kLinear, 0, 0, {},
-            [](double v) { return format_count(std::llround(v)); }};
+  spec.x = {"position in the sequence (tokens)", most > 40 ? Scale::kLog2 : Scale::kLinear, 0, 0, {}, [](double v) {
+              return format_count(std::llround(v));
+            }};
   if (most > 40) {
     for (const int64_t end : shown_ends(results)) spec.x.ticks.push_back(static_cast<double>(end));
   }

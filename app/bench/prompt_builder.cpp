@@ -33,8 +33,7 @@ int64_t PromptParts::fixed_tokens() const {
 namespace {
 
 // Start of every unit in the filler, then the end: 0, cut, cut + n1, …, filler.
-std::vector<int64_t> unit_boundaries(const std::vector<TokenIds>& units, int64_t filler,
-                                     int64_t* cut_tokens) {
+std::vector<int64_t> unit_boundaries(const std::vector<TokenIds>& units, int64_t filler, int64_t* cut_tokens) {
   std::vector<int64_t> ends;
   int64_t total = 0;
   for (size_t i = 0; total < filler; i = (i + 1) % units.size()) {
@@ -52,25 +51,22 @@ size_t nearest_boundary(const std::vector<int64_t>& boundaries, double target) {
                                       [](int64_t b, double t) { return static_cast<double>(b) < t; });
   if (above == boundaries.begin()) return 0;
   if (above == boundaries.end()) return boundaries.size() - 1;
-  const bool below_is_nearer =
-      target - static_cast<double>(*(above - 1)) <= static_cast<double>(*above) - target;
+  const bool below_is_nearer = target - static_cast<double>(*(above - 1)) <= static_cast<double>(*above) - target;
   return static_cast<size_t>(above - boundaries.begin()) - (below_is_nearer ? 1 : 0);
 }
 
 }  // namespace
 
-AssembledPrompt assemble_prompt(const PromptParts& parts, const std::vector<TokenIds>& units,
-                                int64_t length) {
+AssembledPrompt assemble_prompt(const PromptParts& parts, const std::vector<TokenIds>& units, int64_t length) {
   const int64_t filler = length - parts.fixed_tokens();
   if (filler < 0) {
-    throw Error("a prompt of {} tokens is too short: instructions, needles and question take {}",
-                length, parts.fixed_tokens());
+    throw Error("a prompt of {} tokens is too short: instructions, needles and question take {}", length,
+                parts.fixed_tokens());
   }
   const bool any_unit = std::any_of(units.begin(), units.end(), [](auto& u) { return !u.empty(); });
   if (!any_unit && filler > 0) throw Error("the filler text is empty");
   int64_t cut = 0;
-  const std::vector<int64_t> boundaries =
-      filler > 0 ? unit_boundaries(units, filler, &cut) : std::vector<int64_t>{0};
+  const std::vector<int64_t> boundaries = filler > 0 ? unit_boundaries(units, filler, &cut) : std::vector<int64_t>{0};
 
   // (boundary, insert) in prompt order; inserts at one boundary keep their given order.
   std::vector<std::pair<size_t, size_t>> order;
@@ -78,8 +74,7 @@ AssembledPrompt assemble_prompt(const PromptParts& parts, const std::vector<Toke
     const double target = std::clamp(parts.inserts[i].depth, 0.0, 1.0) * static_cast<double>(filler);
     order.emplace_back(nearest_boundary(boundaries, target), i);
   }
-  std::stable_sort(order.begin(), order.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
 
   AssembledPrompt prompt;
   prompt.ids.reserve(static_cast<size_t>(length));

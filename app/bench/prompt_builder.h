@@ -51,8 +51,7 @@ struct AssembledPrompt {
 };
 
 // ids.size() == length exactly. Throws Error when the parts alone are longer, or when there is no filler.
-AssembledPrompt assemble_prompt(const PromptParts& parts, const std::vector<TokenIds>& units,
-                                int64_t length);
+AssembledPrompt assemble_prompt(const PromptParts& parts, const std::vector<TokenIds>& units, int64_t length);
 
 // Sentences of a text: cut after . ! ? and at line ends, whitespace trimmed, never empty.
 std::vector<std::string> split_sentences(std::string_view text);

@@ -27,8 +27,8 @@ std::string random_digits(Rng& rng, int digits) {
 
 std::string random_uuid(Rng& rng) {
   const uint64_t a = rng.next(), b = rng.next();
-  return fmt::format("{:08x}-{:04x}-4{:03x}-{:x}{:03x}-{:012x}", a >> 32, a >> 16 & 0xffff, a & 0xfff,
-                     8 + (b >> 62), b >> 48 & 0xfff, b & 0xffffffffffff);
+  return fmt::format("{:08x}-{:04x}-4{:03x}-{:x}{:03x}-{:012x}", a >> 32, a >> 16 & 0xffff, a & 0xfff, 8 + (b >> 62),
+                     b >> 48 & 0xfff, b & 0xffffffffffff);
 }
 
 std::string needle_sentence(std::string_view kind, std::string_view key, std::string_view value) {
@@ -77,12 +77,10 @@ const TaskInfo& check_task(const TaskConfig& config) {
     throw UsageError("--task: '{}' is unknown; there are:{}", config.task, names);
   }
   if (info->haystack == HaystackKind::kText && config.filler_text.empty()) {
-    throw UsageError("--task {} hides needles in natural text: give one with --filler-file FILE",
-                     info->name);
+    throw UsageError("--task {} hides needles in natural text: give one with --filler-file FILE", info->name);
   }
   if (info->haystack == HaystackKind::kNeedles && !config.filler_text.empty()) {
-    throw UsageError("--task {} makes its own haystack of needles: --filler-file does not apply",
-                     info->name);
+    throw UsageError("--task {} makes its own haystack of needles: --filler-file does not apply", info->name);
   }
   return *info;
 }
@@ -139,8 +137,7 @@ void TaskBuilder::add_distractors(int64_t length, Rng& rng, const std::vector<st
     }
     const auto noun = kNouns[static_cast<size_t>(rng.uniform_int(0, kNouns.size() - 1))];
     const auto kind = kKinds[static_cast<size_t>(rng.uniform_int(0, std::size(kKinds) - 1))];
-    parts->inserts.push_back(
-        {encoder_.next(fmt::format("The {} {} is {}.", noun, kind, value)), rng.uniform()});
+    parts->inserts.push_back({encoder_.next(fmt::format("The {} {} is {}.", noun, kind, value)), rng.uniform()});
   }
 }
 
@@ -156,8 +153,8 @@ PreparedPrompt TaskBuilder::prepare(int64_t length, double depth, int repeat) {
   }
   add_distractors(length, rng, prepared.answers, &prepared.parts);
   if (prepared.parts.fixed_tokens() > length) {
-    throw Error("--lengths: {} tokens are too few for {}: instructions, needles and question take {}",
-                length, info_->name, prepared.parts.fixed_tokens());
+    throw Error("--lengths: {} tokens are too few for {}: instructions, needles and question take {}", length,
+                info_->name, prepared.parts.fixed_tokens());
   }
   extend_units(length);
   return prepared;
@@ -186,18 +183,20 @@ void TaskBuilder::prepare_niah(double depth, Rng& rng, PreparedPrompt* prepared)
   const bool plural = info_->num_values > 1 || info_->num_queries > 1;
   const bool many = plural || info_->num_keys > 1 || info_->haystack == HaystackKind::kNeedles;
   PromptParts& parts = prepared->parts;
-  parts.head = encoder_.first(
-      many ? fmt::format("Special magic {0}s are hidden in the text that follows. Memorize them: I will "
-                         "ask you about the {0}s afterwards.", kind)
-           : fmt::format("A special magic {0} is hidden in the text that follows. Memorize it: I will "
-                         "ask you about the {0} afterwards.", kind));
+  parts.head =
+      encoder_.first(many ? fmt::format("Special magic {0}s are hidden in the text that follows. Memorize them: I will "
+                                        "ask you about the {0}s afterwards.",
+                                        kind)
+                          : fmt::format("A special magic {0} is hidden in the text that follows. Memorize it: I will "
+                                        "ask you about the {0} afterwards.",
+                                        kind));
   std::vector<std::string> keys;
   while (static_cast<int>(keys.size()) < info_->num_keys) {
     const std::string key = random_key(rng);
     const auto holds_key = [&](const std::string& s) { return s.find(" for " + key + " is") != s.npos; };
-    const bool taken = std::find(keys.begin(), keys.end(), key) != keys.end() ||
-                       (info_->haystack == HaystackKind::kNeedles &&
-                        std::any_of(sentences_.begin(), sentences_.end(), holds_key));
+    const bool taken =
+        std::find(keys.begin(), keys.end(), key) != keys.end() ||
+        (info_->haystack == HaystackKind::kNeedles && std::any_of(sentences_.begin(), sentences_.end(), holds_key));
     if (!taken) keys.push_back(key);
   }
   // The first needle sits at the cell's depth; all others anywhere, as in RULER.
@@ -216,9 +215,11 @@ void TaskBuilder::prepare_niah(double depth, Rng& rng, PreparedPrompt* prepared)
   const std::string asked = join_with_and(keys);
   parts.tail = encoder_.next(
       plural ? fmt::format("What are all the special magic {0}s for {1} mentioned in the text? The special "
-                           "magic {0}s for {1} mentioned in the text are", kind, asked)
+                           "magic {0}s for {1} mentioned in the text are",
+                           kind, asked)
              : fmt::format("What is the special magic {0} for {1} mentioned in the text? The special magic "
-                           "{0} for {1} mentioned in the text is", kind, asked));
+                           "{0} for {1} mentioned in the text is",
+                           kind, asked));
   prepared->max_tokens = kNiahMaxTokens;
 }
 

@@ -45,9 +45,9 @@ const TaskInfo& check_task(const TaskConfig& config);
 
 struct TaskConfig {
   std::string task = "passkey";
-  int digits = 5;                  // of a pass key; magic numbers have 7 as in RULER
-  std::string filler_text;         // natural text for the haystack; empty: the repeated filler
-  double distractors_per_1k = 0;   // sentences with other numbers per 1000 tokens
+  int digits = 5;                 // of a pass key; magic numbers have 7 as in RULER
+  std::string filler_text;        // natural text for the haystack; empty: the repeated filler
+  double distractors_per_1k = 0;  // sentences with other numbers per 1000 tokens
   uint64_t seed = 0;
 };
 
@@ -78,9 +78,7 @@ class TaskBuilder {
   PreparedPrompt prepare(int64_t length, double depth, int repeat);
   // Pure arithmetic on ids. `prepared` comes from this builder.
   TaskPrompt assemble(const PreparedPrompt& prepared) const;
-  TaskPrompt build(int64_t length, double depth, int repeat) {
-    return assemble(prepare(length, depth, repeat));
-  }
+  TaskPrompt build(int64_t length, double depth, int repeat) { return assemble(prepare(length, depth, repeat)); }
   // Fraction of the answers found in the output: passkey by its first digits, the others by substring as in RULER.
   double score(const std::vector<std::string>& answers, std::string_view output) const;
   const TaskInfo& info() const { return *info_; }
@@ -88,8 +86,7 @@ class TaskBuilder {
  private:
   void prepare_passkey(double depth, int repeat, PreparedPrompt* prepared) const;
   void prepare_niah(double depth, Rng& rng, PreparedPrompt* prepared) const;
-  void add_distractors(int64_t length, Rng& rng, const std::vector<std::string>& answers,
-                       PromptParts* parts) const;
+  void add_distractors(int64_t length, Rng& rng, const std::vector<std::string>& answers, PromptParts* parts) const;
   // Encodes haystack units worth at least `tokens` tokens (fewer if the text is shorter: it is then repeated).
   void extend_units(int64_t tokens);
   std::string random_key(Rng& rng) const;

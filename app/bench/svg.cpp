@@ -114,8 +114,9 @@ std::string svg_css() {
 }
 
 std::string Chart::inline_svg() const {
-  return fmt::format("<svg viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" role=\"img\" aria-label=\"{2}\">{3}</svg>",
-                     number(width), number(height), xml_escape(title), body);
+  return fmt::format(
+      "<svg viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" role=\"img\" aria-label=\"{2}\">{3}</svg>",
+      number(width), number(height), xml_escape(title), body);
 }
 
 std::string Chart::standalone_svg() const {
@@ -141,9 +142,9 @@ void SvgCanvas::rect(double x, double y, double w, double h, std::string_view at
 
 void SvgCanvas::text(double x, double y, std::string_view text, std::string_view cls, std::string_view anchor,
                      double size, std::string_view extra) {
-  body_ += fmt::format("<text x=\"{}\" y=\"{}\" class=\"{}\" text-anchor=\"{}\" font-size=\"{}\"{}{}>{}</text>",
-                       number(x), number(y), cls, anchor, number(size), extra.empty() ? "" : " ", extra,
-                       xml_escape(text));
+  body_ +=
+      fmt::format("<text x=\"{}\" y=\"{}\" class=\"{}\" text-anchor=\"{}\" font-size=\"{}\"{}{}>{}</text>", number(x),
+                  number(y), cls, anchor, number(size), extra.empty() ? "" : " ", extra, xml_escape(text));
 }
 
 void SvgCanvas::path(std::string_view d, std::string_view attributes, std::string_view tip) {
@@ -161,8 +162,12 @@ void SvgCanvas::marker(double x, double y, int series, double r, std::string_vie
            cls, tip);
       break;
     case 1: rect(x - r * 0.9, y - r * 0.9, r * 1.8, r * 1.8, cls, tip); break;
-    case 2: path(fmt::format("M{}L{}L{}z", at(0, -r * 1.15), at(r * 1.1, r * 0.85), at(-r * 1.1, r * 0.85)), cls, tip); break;
-    default: path(fmt::format("M{}L{}L{}L{}z", at(0, -r * 1.25), at(r * 1.25, 0), at(0, r * 1.25), at(-r * 1.25, 0)), cls, tip);
+    case 2:
+      path(fmt::format("M{}L{}L{}z", at(0, -r * 1.15), at(r * 1.1, r * 0.85), at(-r * 1.1, r * 0.85)), cls, tip);
+      break;
+    default:
+      path(fmt::format("M{}L{}L{}L{}z", at(0, -r * 1.25), at(r * 1.25, 0), at(0, r * 1.25), at(-r * 1.25, 0)), cls,
+           tip);
   }
 }
 

@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <unordered_map>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include "app/bench/passkey_prompt.h"
 #include "app/bench/units.h"
@@ -51,8 +51,8 @@ class RemoteTokens : public TokenSource {
 
   static std::optional<TokenIds> try_encode(Target& target, TokenizeShape shape, std::string_view text,
                                             std::string* error) {
-    const HttpResponse response = target.session().post(
-        target.url() + "/tokenize", tokenize_body(shape, text, target.model()).dump(), 120);
+    const HttpResponse response =
+        target.session().post(target.url() + "/tokenize", tokenize_body(shape, text, target.model()).dump(), 120);
     if (!response.ok()) {
       *error = response.error.empty() ? error_text(response.status, response.body) : response.error;
       return std::nullopt;
@@ -161,8 +161,8 @@ void Target::connect() {
   }
   if (options_.model.empty()) {
     const json body = json::parse(models.body, nullptr, false);
-    if (models.ok() && body.is_object() && body.contains("data") && body["data"].is_array() &&
-        !body["data"].empty() && body["data"][0].is_object()) {
+    if (models.ok() && body.is_object() && body.contains("data") && body["data"].is_array() && !body["data"].empty() &&
+        body["data"][0].is_object()) {
       options_.model = body["data"][0].value("id", "");
     }
     if (options_.model.empty()) {
@@ -174,9 +174,8 @@ void Target::connect() {
   if (!version.ok()) return;
   const json body = json::parse(version.body, nullptr, false);
   if (body.is_object() && body.contains("version") && body["version"].is_string()) {
-    const std::string name = body.contains("name") && body["name"].is_string()
-                                 ? body["name"].get<std::string>() + " "
-                                 : std::string();
+    const std::string name =
+        body.contains("name") && body["name"].is_string() ? body["name"].get<std::string>() + " " : std::string();
     server_name_ = name + body["version"].get<std::string>();
   }
 }
@@ -257,9 +256,9 @@ double measure_tokens_per_word(Target& target, Endpoint endpoint) {
 IdSupport probe_id_prompts(Target& target, const TokenIds& ids) {
   IdSupport support;
   try {
-    const json reply = target.complete(
-        {{"model", target.model()}, {"prompt", ids}, {"max_tokens", 1}, {"temperature", 0}},
-        Endpoint::kCompletions, 120);
+    const json reply =
+        target.complete({{"model", target.model()}, {"prompt", ids}, {"max_tokens", 1}, {"temperature", 0}},
+                        Endpoint::kCompletions, 120);
     support.accepted = true;
     const auto usage = reply.find("usage");
     if (usage != reply.end() && usage->is_object() && usage->contains("prompt_tokens") &&

@@ -78,8 +78,8 @@ std::unique_ptr<TokenSource> open_token_source(Target& target, const TargetOptio
 // Does the server take `prompt` as token ids, and does it count them as we do?
 struct IdSupport {
   bool accepted = false;
-  std::string reason;          // why not, in the server's words
-  int64_t added_tokens = 0;    // what the server puts in front of the ids (a BOS)
+  std::string reason;        // why not, in the server's words
+  int64_t added_tokens = 0;  // what the server puts in front of the ids (a BOS)
 };
 IdSupport probe_id_prompts(Target& target, const TokenIds& ids);
 

@@ -167,9 +167,7 @@ Workload::Workload(WorkloadConfig config, std::vector<DatasetEntry> entries, con
   }
 }
 
-WorkItem Workload::item(size_t index) const {
-  return entries_.empty() ? random_item(index) : dataset_item(index);
-}
+WorkItem Workload::item(size_t index) const { return entries_.empty() ? random_item(index) : dataset_item(index); }
 
 WorkItem Workload::random_item(size_t index) const {
   Rng lengths = Rng::stream(config_.seed, kLengthStream, index);
@@ -204,8 +202,8 @@ WorkItem Workload::dataset_item(size_t index) const {
   item.output_tokens = entry.output_tokens > 0 ? entry.output_tokens : config_.output.sample(lengths);
   item.text = entry.prompt;
   if (config_.endpoint == Endpoint::kChat) {
-    item.messages = entry.messages.is_array() ? entry.messages
-                                              : json::array({{{"role", "user"}, {"content", entry.prompt}}});
+    item.messages =
+        entry.messages.is_array() ? entry.messages : json::array({{{"role", "user"}, {"content", entry.prompt}}});
   }
   return item;
 }

@@ -42,7 +42,7 @@ struct WorkItem {
 // One conversation or prompt of a data set.
 struct DatasetEntry {
   std::string prompt;
-  nlohmann::json messages;  // for chat
+  nlohmann::json messages;    // for chat
   int64_t output_tokens = 0;  // 0: not said; then the length of `completion`, then --output-len
   std::string completion;
 };

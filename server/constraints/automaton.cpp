@@ -16,14 +16,12 @@ constexpr std::array<bool, 256> kAllBytes = [] {
 }();
 
 bool any_spelled(const AutomatonBuilder::ByteEdge& edge, const std::array<bool, 256>& spells) {
-  return std::any_of(spells.begin() + edge.lo, spells.begin() + edge.hi + 1,
-                     [](bool s) { return s; });
+  return std::any_of(spells.begin() + edge.lo, spells.begin() + edge.hi + 1, [](bool s) { return s; });
 }
 
 // The minimax path length from every state to its rule's end, where a call costs 1 + the callee's
 // height: Dijkstra with one bucket per height.
-std::vector<uint16_t> compute_heights(const AutomatonBuilder& builder,
-                                      const std::array<bool, 256>& spells) {
+std::vector<uint16_t> compute_heights(const AutomatonBuilder& builder, const std::array<bool, 256>& spells) {
   const auto& nodes = builder.nodes();
   struct Caller {
     State from;
@@ -32,8 +30,7 @@ std::vector<uint16_t> compute_heights(const AutomatonBuilder& builder,
   };
   std::vector<std::vector<State>> preds(nodes.size());
   std::vector<Caller> callers;
-  std::vector<std::vector<uint32_t>> callers_of_return(nodes.size()),
-      callers_of_start(nodes.size());
+  std::vector<std::vector<uint32_t>> callers_of_return(nodes.size()), callers_of_start(nodes.size());
   for (State s = 0; s < nodes.size(); ++s) {
     for (const auto& edge : nodes[s].bytes) {
       if (any_spelled(edge, spells)) preds[edge.to].push_back(s);
@@ -76,8 +73,7 @@ std::vector<uint16_t> compute_heights(const AutomatonBuilder& builder,
 
 // States reachable from the rule's start without reading a byte, calls not entered.
 template <typename Visit>
-void visit_left_corner(const AutomatonBuilder& builder, RuleId rule, std::vector<uint32_t>& stamps,
-                       Visit visit) {
+void visit_left_corner(const AutomatonBuilder& builder, RuleId rule, std::vector<uint32_t>& stamps, Visit visit) {
   std::vector<State> todo{builder.start(rule)};
   while (!todo.empty()) {
     const State s = todo.back();
@@ -148,9 +144,7 @@ void AutomatonBuilder::byte(State from, char c, State to) {
 
 void AutomatonBuilder::epsilon(State from, State to) { nodes_[from].epsilons.push_back(to); }
 
-void AutomatonBuilder::call(State from, RuleId rule, State to) {
-  nodes_[from].calls.push_back({rule, to});
-}
+void AutomatonBuilder::call(State from, RuleId rule, State to) { nodes_[from].calls.push_back({rule, to}); }
 
 void AutomatonBuilder::literal(State from, std::string_view text, State to) {
   if (text.empty()) return epsilon(from, to);
@@ -162,8 +156,7 @@ void AutomatonBuilder::literal(State from, std::string_view text, State to) {
   byte(from, text.back(), to);
 }
 
-Automaton::Automaton(const AutomatonBuilder& builder, const std::array<bool, 256>& spells)
-    : root_(builder.start(0)) {
+Automaton::Automaton(const AutomatonBuilder& builder, const std::array<bool, 256>& spells) : root_(builder.start(0)) {
   check_left_recursion(builder);
   if (compute_heights(builder, kAllBytes)[root_] == kDead) {
     throw Error("no text can satisfy it within {} levels of nesting", kMaxDepth);
@@ -183,8 +176,7 @@ Automaton::Automaton(const AutomatonBuilder& builder, const std::array<bool, 256
 
 // Bytes that no edge tells apart share a class; classes are contiguous, so a byte range is a class
 // range.
-void Automaton::assign_classes(const AutomatonBuilder& builder,
-                               const std::array<bool, 256>& spells) {
+void Automaton::assign_classes(const AutomatonBuilder& builder, const std::array<bool, 256>& spells) {
   std::array<bool, 257> boundary{};
   for (const auto& node : builder.nodes()) {
     for (const auto& edge : node.bytes) {
@@ -212,8 +204,7 @@ void Automaton::freeze(const AutomatonBuilder& builder) {
   auto forward = [&](State s) {
     for (int hops = 0; hops < 64; ++hops) {
       const auto& node = nodes[s];
-      if (ends_[s] || node.epsilons.size() != 1 || !node.bytes.empty() || !node.calls.empty())
-        break;
+      if (ends_[s] || node.epsilons.size() != 1 || !node.bytes.empty() || !node.calls.empty()) break;
       s = node.epsilons[0];
     }
     return s;

@@ -94,8 +94,7 @@ class Automaton {
 
  private:
   template <typename T>
-  static std::span<const T> row(const std::vector<T>& all, const std::vector<uint32_t>& index,
-                                State s) {
+  static std::span<const T> row(const std::vector<T>& all, const std::vector<uint32_t>& index, State s) {
     return {all.data() + index[s], all.data() + index[s + 1]};
   }
   void assign_classes(const AutomatonBuilder& builder, const std::array<bool, 256>& spells);
@@ -105,9 +104,9 @@ class Automaton {
   uint32_t num_classes_ = 0;
   std::array<uint8_t, 256> classes_{};
   std::vector<bool> class_spelled_;
-  std::vector<uint16_t> heights_;   // by state
-  std::vector<uint8_t> ends_;       // by state: is the end of its rule
-  std::vector<State> rule_starts_;  // by rule
+  std::vector<uint16_t> heights_;                                  // by state
+  std::vector<uint8_t> ends_;                                      // by state: is the end of its rule
+  std::vector<State> rule_starts_;                                 // by rule
   std::vector<uint32_t> byte_index_, epsilon_index_, call_index_;  // [states + 1]
   std::vector<ByteEdge> byte_edges_;
   std::vector<State> epsilons_;

@@ -180,13 +180,11 @@ CodepointSet CodepointSet::united(const CodepointSet& other) const {
   return CodepointSet(std::move(both));
 }
 
-CodepointSet CodepointSet::minus(const CodepointSet& other) const {
-  return complement().united(other).complement();
-}
+CodepointSet CodepointSet::minus(const CodepointSet& other) const { return complement().united(other).complement(); }
 
 bool CodepointSet::contains(char32_t c) const {
-  const auto after = std::upper_bound(ranges_.begin(), ranges_.end(), c,
-                                      [](char32_t v, const Range& r) { return v < r.lo; });
+  const auto after =
+      std::upper_bound(ranges_.begin(), ranges_.end(), c, [](char32_t v, const Range& r) { return v < r.lo; });
   return after != ranges_.begin() && c <= std::prev(after)->hi;
 }
 
@@ -201,8 +199,7 @@ std::optional<std::u32string> to_codepoints(std::string_view text) {
   return out;
 }
 
-CodepointNfa limit_length(const CodepointNfa& nfa, uint32_t min, uint32_t max,
-                          uint32_t max_states) {
+CodepointNfa limit_length(const CodepointNfa& nfa, uint32_t min, uint32_t max, uint32_t max_states) {
   // States are pairs (state, code points read); without an upper bound counting stops at min.
   const uint32_t last = max == kNoLimit ? min : max;
   CodepointNfa out;
@@ -237,8 +234,7 @@ CodepointNfa limit_length(const CodepointNfa& nfa, uint32_t min, uint32_t max,
   return out;
 }
 
-void emit(const CodepointNfa& nfa, TextEncoding encoding, AutomatonBuilder& out, State from,
-          State to) {
+void emit(const CodepointNfa& nfa, TextEncoding encoding, AutomatonBuilder& out, State from, State to) {
   SetEmitter emitter(out);
   std::vector<EncodedSet> sets;
   for (const auto& set : nfa.sets) sets.push_back(encode(set, encoding));
@@ -254,8 +250,7 @@ void emit(const CodepointNfa& nfa, TextEncoding encoding, AutomatonBuilder& out,
   }
 }
 
-void emit(const CodepointSet& set, TextEncoding encoding, AutomatonBuilder& out, State from,
-          State to) {
+void emit(const CodepointSet& set, TextEncoding encoding, AutomatonBuilder& out, State from, State to) {
   SetEmitter(out).emit(encode(set, encoding), from, to);
 }
 

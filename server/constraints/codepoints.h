@@ -72,10 +72,8 @@ enum class TextEncoding {
                 // where it must be
 };
 // Adds the bytes of the NFA's texts as paths between two states.
-void emit(const CodepointNfa& nfa, TextEncoding encoding, AutomatonBuilder& out, State from,
-          State to);
+void emit(const CodepointNfa& nfa, TextEncoding encoding, AutomatonBuilder& out, State from, State to);
 // One edge's worth: the bytes of any single member of the set.
-void emit(const CodepointSet& set, TextEncoding encoding, AutomatonBuilder& out, State from,
-          State to);
+void emit(const CodepointSet& set, TextEncoding encoding, AutomatonBuilder& out, State from, State to);
 
 }  // namespace bam::constraints

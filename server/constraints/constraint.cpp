@@ -24,8 +24,7 @@ ConstraintResult compile(const char* what, const ConstraintVocabulary& vocabular
     AutomatonBuilder builder;
     build(builder);
     auto machine = std::make_shared<const constraints::Machine>(builder, vocabulary.trie());
-    return std::shared_ptr<const TokenConstraint>(
-        std::make_shared<constraints::MachineConstraint>(std::move(machine)));
+    return std::shared_ptr<const TokenConstraint>(std::make_shared<constraints::MachineConstraint>(std::move(machine)));
   } catch (const Error& error) {
     return Error("{}: {}", what, error.what());
   }
@@ -41,8 +40,7 @@ ConstraintResult compile_json_object(const ConstraintVocabulary& vocabulary) {
   });
 }
 
-ConstraintResult compile_json_schema(const std::string& schema_json,
-                                     const ConstraintVocabulary& vocabulary) {
+ConstraintResult compile_json_schema(const std::string& schema_json, const ConstraintVocabulary& vocabulary) {
   return compile("json_schema", vocabulary,
                  [&](AutomatonBuilder& out) { constraints::build_json_schema(schema_json, out); });
 }
@@ -55,8 +53,7 @@ ConstraintResult compile_regex(const std::string& pattern, const ConstraintVocab
   });
 }
 
-ConstraintResult compile_choice(const std::vector<std::string>& choices,
-                                const ConstraintVocabulary& vocabulary) {
+ConstraintResult compile_choice(const std::vector<std::string>& choices, const ConstraintVocabulary& vocabulary) {
   return compile("choice", vocabulary, [&](AutomatonBuilder& out) {
     if (choices.empty()) throw Error("no choices");
     if (choices.size() > kMaxChoices) {

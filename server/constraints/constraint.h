@@ -28,12 +28,10 @@ using ConstraintResult = Result<std::shared_ptr<const TokenConstraint>>;
 ConstraintResult compile_json_object(const ConstraintVocabulary& vocabulary);
 // JSON text that satisfies the schema. The error names the keyword that cannot be honoured by JSON
 // pointer.
-ConstraintResult compile_json_schema(const std::string& schema_json,
-                                     const ConstraintVocabulary& vocabulary);
+ConstraintResult compile_json_schema(const std::string& schema_json, const ConstraintVocabulary& vocabulary);
 // Text that matches the pattern as a whole.
 ConstraintResult compile_regex(const std::string& pattern, const ConstraintVocabulary& vocabulary);
 // Exactly one of the choices.
-ConstraintResult compile_choice(const std::vector<std::string>& choices,
-                                const ConstraintVocabulary& vocabulary);
+ConstraintResult compile_choice(const std::vector<std::string>& choices, const ConstraintVocabulary& vocabulary);
 
 }  // namespace bam

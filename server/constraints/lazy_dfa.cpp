@@ -51,8 +51,7 @@ void StampedSet::grow() {
   }
 }
 
-LazyDfa::LazyDfa(const Automaton& automaton)
-    : automaton_(automaton), num_classes_(automaton.num_classes()) {
+LazyDfa::LazyDfa(const Automaton& automaton) : automaton_(automaton), num_classes_(automaton.num_classes()) {
   frames_.push_back({.return_to = 0, .below = 0, .depth = 0});
   configs_.push_back({.first_item = 0, .num_items = 0, .hash = 0, .accepting = false});
   next_.assign(num_classes_, kDead);

@@ -24,9 +24,7 @@ struct Machine::Cache {
 };
 
 Machine::Machine(const AutomatonBuilder& builder, std::shared_ptr<const TokenTrie> trie)
-    : automaton_(builder, trie->spells),
-      trie_(std::move(trie)),
-      cache_(std::make_shared<Cache>(automaton_)) {}
+    : automaton_(builder, trie->spells), trie_(std::move(trie)), cache_(std::make_shared<Cache>(automaton_)) {}
 
 Machine::Cursor Machine::start() const {
   const std::lock_guard lock(mutex_);

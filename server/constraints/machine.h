@@ -55,9 +55,7 @@ class MachineConstraint final : public TokenConstraint {
  public:
   explicit MachineConstraint(std::shared_ptr<const Machine> machine)
       : machine_(std::move(machine)), cursor_(machine_->start()) {}
-  void allowed_tokens(std::span<uint32_t> allowed) override {
-    machine_->allowed_tokens(cursor_, allowed);
-  }
+  void allowed_tokens(std::span<uint32_t> allowed) override { machine_->allowed_tokens(cursor_, allowed); }
   void accept(int32_t token) override { machine_->accept(cursor_, token); }
   bool finished() const override { return machine_->finished(cursor_); }
   std::unique_ptr<TokenConstraint> clone_initial() const override {

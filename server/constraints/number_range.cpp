@@ -14,8 +14,8 @@ namespace {
 // bound restricts the next one ("tight"); once they differ it never matters again.
 class MagnitudeEmitter {
  public:
-  MagnitudeEmitter(std::optional<NumberBound> lo, std::optional<NumberBound> hi, bool integer,
-                   AutomatonBuilder& out, State to)
+  MagnitudeEmitter(std::optional<NumberBound> lo, std::optional<NumberBound> hi, bool integer, AutomatonBuilder& out,
+                   State to)
       : lo_(std::move(lo)), hi_(std::move(hi)), integer_(integer), out_(out), to_(to) {}
 
   void run(State from) {
@@ -107,9 +107,7 @@ class MagnitudeEmitter {
     const State state = it->second = out_.add_state();
     if (read > 0 && may_end(read, tight_lo, tight_hi)) out_.epsilon(state, to_);
     if (read == kMaxDigits) return state;
-    auto digit = [&](const Decimal& d) {
-      return read < d.fraction.size() ? d.fraction[read] : '0';
-    };
+    auto digit = [&](const Decimal& d) { return read < d.fraction.size() ? d.fraction[read] : '0'; };
     const char lo = tight_lo ? digit(lo_->value) : '0', hi = tight_hi ? digit(hi_->value) : '9';
     for_digits(lo, hi, tight_lo, tight_hi, '0', [&](char d, char end, bool tl, bool th) {
       const State next = fraction_state(read + 1, tl, th);
@@ -144,8 +142,7 @@ std::optional<Decimal> Decimal::parse(std::string_view text) {
   if (const size_t e = text.find_first_of("eE"); e != std::string_view::npos) {
     std::string_view digits = text.substr(e + 1);
     if (digits.starts_with('+')) digits.remove_prefix(1);
-    const auto [end, error] =
-        std::from_chars(digits.data(), digits.data() + digits.size(), exponent);
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), exponent);
     if (error != std::errc() || std::abs(exponent) > 400) return std::nullopt;
     text = text.substr(0, e);
   }

@@ -90,8 +90,7 @@ class NfaBuilder {
  private:
   uint32_t add_state() {
     if (nfa_.nodes.size() >= kMaxRegexStates) {
-      throw Error("the pattern needs more than {} states: lower its repeat counts",
-                  kMaxRegexStates);
+      throw Error("the pattern needs more than {} states: lower its repeat counts", kMaxRegexStates);
     }
     return nfa_.add_state();
   }

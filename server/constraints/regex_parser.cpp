@@ -54,9 +54,7 @@ class Parser {
     throw Error("{} at offset {} of the pattern", what, offset);
   }
   bool at_end() const { return pos_ >= text_.size(); }
-  char32_t peek(size_t ahead = 0) const {
-    return pos_ + ahead < text_.size() ? text_[pos_ + ahead] : U'\0';
-  }
+  char32_t peek(size_t ahead = 0) const { return pos_ + ahead < text_.size() ? text_[pos_ + ahead] : U'\0'; }
   bool looking_at(std::u32string_view s) const { return text_.substr(pos_, s.size()) == s; }
   bool take(std::u32string_view s) {
     if (!looking_at(s)) return false;
@@ -67,8 +65,7 @@ class Parser {
 
   uint32_t add_set(CodepointSet set, uint32_t at) {
     ast_.sets.push_back(std::move(set));
-    return ast_.add(
-        {.kind = Kind::kSet, .offset = at, .set = static_cast<uint32_t>(ast_.sets.size() - 1)});
+    return ast_.add({.kind = Kind::kSet, .offset = at, .set = static_cast<uint32_t>(ast_.sets.size() - 1)});
   }
 
   uint32_t parse_alternatives(int depth) {
@@ -158,8 +155,7 @@ class Parser {
   std::optional<uint32_t> read_number() {
     if (!is_digit(peek())) return std::nullopt;
     uint32_t value = 0;
-    for (; is_digit(peek()); ++pos_)
-      value = std::min<uint32_t>(value * 10 + (peek() - '0'), 1'000'000);
+    for (; is_digit(peek()); ++pos_) value = std::min<uint32_t>(value * 10 + (peek() - '0'), 1'000'000);
     return value;
   }
 
@@ -183,8 +179,7 @@ class Parser {
     const char32_t next = peek();
     if (next == '*' || next == '+' || next == '?') fail("a quantifier on a quantifier", pos_);
     if (max == 0) return ast_.add({.kind = Kind::kEmpty, .offset = at});
-    return ast_.add(
-        {.kind = Kind::kRepeat, .offset = at, .min = min, .max = max, .children = {atom}});
+    return ast_.add({.kind = Kind::kRepeat, .offset = at, .min = min, .max = max, .children = {atom}});
   }
 
   uint32_t parse_escape() {
@@ -321,8 +316,7 @@ class Parser {
 
 RegexAst parse_regex(std::string_view pattern) {
   if (pattern.size() > kMaxPatternBytes) {
-    throw Error("the pattern has {} bytes, at most {} are allowed", pattern.size(),
-                kMaxPatternBytes);
+    throw Error("the pattern has {} bytes, at most {} are allowed", pattern.size(), kMaxPatternBytes);
   }
   const auto text = to_codepoints(pattern);
   if (!text) throw Error("the pattern is not valid UTF-8");

@@ -40,8 +40,7 @@ struct TypeKeywords {
   std::array<std::string_view, 6> keywords;
 };
 constexpr std::array<TypeKeywords, 4> kTypeKeywords = {{
-    {"object",
-     {"properties", "required", "additionalProperties", "minProperties", "maxProperties"}},
+    {"object", {"properties", "required", "additionalProperties", "minProperties", "maxProperties"}},
     {"array", {"items", "prefixItems", "minItems", "maxItems", "uniqueItems"}},
     {"string", {"minLength", "maxLength", "pattern", "format"}},
     {"number", {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}},
@@ -64,16 +63,14 @@ std::vector<std::string> types_of(const Json& schema, const std::string& at) {
   if (const auto it = schema.find("type"); it != schema.end()) {
     const Json list = it->is_array() ? *it : Json::array({*it});
     for (const Json& type : list) {
-      static constexpr std::array<std::string_view, 7> kTypes = {
-          "object", "array", "string", "number", "integer", "boolean", "null"};
-      if (!type.is_string() ||
-          std::find(kTypes.begin(), kTypes.end(), type.get<std::string>()) == kTypes.end()) {
+      static constexpr std::array<std::string_view, 7> kTypes = {"object",  "array",   "string", "number",
+                                                                 "integer", "boolean", "null"};
+      if (!type.is_string() || std::find(kTypes.begin(), kTypes.end(), type.get<std::string>()) == kTypes.end()) {
         fail_at(pointer_to(at, "type"), "not a JSON type name");
       }
       types.push_back(type.get<std::string>());
     }
-    if (std::find(types.begin(), types.end(), "number") != types.end())
-      std::erase(types, "integer");
+    if (std::find(types.begin(), types.end(), "number") != types.end()) std::erase(types, "integer");
     return types;
   }
   for (const auto& entry : kTypeKeywords) {
@@ -111,8 +108,7 @@ void check_text(const std::string& text) {
     } else if (c == '"') {
       in_string = true;
     } else if (c == '{' || c == '[') {
-      if (++depth > kMaxSchemaDepth)
-        throw Error("the schema is nested deeper than {}", kMaxSchemaDepth);
+      if (++depth > kMaxSchemaDepth) throw Error("the schema is nested deeper than {}", kMaxSchemaDepth);
     } else if (c == '}' || c == ']') {
       --depth;
     }
@@ -124,8 +120,7 @@ std::string percent_decoded(std::string_view text) {
   for (size_t i = 0; i < text.size(); ++i) {
     unsigned value = 0;
     const char* hex = text.data() + i + 1;
-    if (text[i] == '%' && i + 2 < text.size() &&
-        std::from_chars(hex, hex + 2, value, 16).ptr == hex + 2) {
+    if (text[i] == '%' && i + 2 < text.size() && std::from_chars(hex, hex + 2, value, 16).ptr == hex + 2) {
       out.push_back(static_cast<char>(value));
       i += 2;
     } else {
@@ -138,7 +133,8 @@ std::string percent_decoded(std::string_view text) {
 }  // namespace
 
 std::string pointer_to(const std::string& at, std::string_view key) {
-  std::string out = at + "/";
+  std::string out = at;
+  out += '/';
   for (char c : key) {
     if (c == '~') {
       out += "~0";
@@ -155,8 +151,7 @@ void fail_at(const std::string& at, std::string_view what) {
   throw Error("{}: {}", at.empty() ? "the schema" : at, what);
 }
 
-std::optional<uint32_t> count_keyword(const Json& schema, const char* keyword, uint32_t limit,
-                                      const std::string& at) {
+std::optional<uint32_t> count_keyword(const Json& schema, const char* keyword, uint32_t limit, const std::string& at) {
   const auto it = schema.find(keyword);
   if (it == schema.end()) return std::nullopt;
   const double value = it->is_number() ? it->get<double>() : -1;
@@ -184,8 +179,7 @@ void SchemaCompiler::run() {
 }
 
 const Json& SchemaCompiler::resolve(const std::string& ref) const {
-  if (!ref.starts_with('#'))
-    throw Error("only references into the same schema (#/…) are supported");
+  if (!ref.starts_with('#')) throw Error("only references into the same schema (#/…) are supported");
   const std::string pointer = percent_decoded(std::string_view(ref).substr(1));
   if (!pointer.empty() && pointer[0] != '/') throw Error("references to anchors are not supported");
   try {
@@ -270,8 +264,7 @@ bool SchemaCompiler::add_combined(const Json& schema, State from, State to, cons
   for (const char* keyword : {"anyOf", "oneOf"}) {
     const auto it = schema.find(keyword);
     if (it == schema.end()) continue;
-    if (!it->is_array() || it->empty())
-      fail_at(pointer_to(at, keyword), "must be a non-empty array");
+    if (!it->is_array() || it->empty()) fail_at(pointer_to(at, keyword), "must be a non-empty array");
     const Json rest = assertions_without(schema, keyword);
     for (size_t i = 0; i < it->size(); ++i) {
       const std::string branch_at = pointer_to(pointer_to(at, keyword), std::to_string(i));
@@ -290,8 +283,7 @@ bool SchemaCompiler::add_combined(const Json& schema, State from, State to, cons
   return false;
 }
 
-void SchemaCompiler::add_enumeration(const Json& schema, State from, State to,
-                                     const std::string& at) {
+void SchemaCompiler::add_enumeration(const Json& schema, State from, State to, const std::string& at) {
   for (const auto& entry : kTypeKeywords) {
     for (std::string_view keyword : entry.keywords) {
       if (!keyword.empty() && schema.contains(keyword)) {
@@ -301,22 +293,20 @@ void SchemaCompiler::add_enumeration(const Json& schema, State from, State to,
   }
   Json values = Json::array();
   if (const auto it = schema.find("enum"); it != schema.end()) {
-    if (!it->is_array() || it->empty())
-      fail_at(pointer_to(at, "enum"), "must be a non-empty array");
+    if (!it->is_array() || it->empty()) fail_at(pointer_to(at, "enum"), "must be a non-empty array");
     values = *it;
   }
   if (const auto it = schema.find("const"); it != schema.end()) {
-    const bool listed =
-        !schema.contains("enum") || std::find(values.begin(), values.end(), *it) != values.end();
+    const bool listed = !schema.contains("enum") || std::find(values.begin(), values.end(), *it) != values.end();
     values = Json::array();
     if (listed) values.push_back(*it);
   }
   const auto types = types_of(schema, at);
   std::vector<std::string> scalars;
   for (const Json& value : values) {
-    const bool right_type = !schema.contains("type") ||
-                            std::any_of(types.begin(), types.end(),
-                                        [&](const auto& type) { return is_type(value, type); });
+    const bool right_type = !schema.contains("type") || std::any_of(types.begin(), types.end(), [&](const auto& type) {
+      return is_type(value, type);
+    });
     if (!right_type) continue;
     if (value.is_structured()) {
       add_literal(value, from, to);

@@ -35,8 +35,7 @@ class SchemaCompiler {
   bool add_combined(const Json& schema, State from, State to, const std::string& at);
   void add_enumeration(const Json& schema, State from, State to, const std::string& at);
   void add_literal(const Json& value, State from, State to);
-  void add_type(const std::string& type, const Json& schema, State from, State to,
-                const std::string& at);
+  void add_type(const std::string& type, const Json& schema, State from, State to, const std::string& at);
   const Json& resolve(const std::string& ref) const;
   RuleId rule_of_ref(const std::string& ref, const std::string& at);
   RuleId rule_of_merged(Json schema, const std::string& at);
@@ -44,7 +43,7 @@ class SchemaCompiler {
 
   // schema_types.cpp: one type each.
   void add_object(const Json& schema, State from, State to, const std::string& at);
-  void add_extra_properties(const Json& declared, const Json& extra, State empty, State some,
+  void add_extra_properties(const std::vector<std::u32string>& declared, const Json& extra, State empty, State some,
                             const std::string& at);
   void add_array(const Json& schema, State from, State to, const std::string& at);
   void add_string(const Json& schema, State from, State to, const std::string& at);
@@ -65,7 +64,6 @@ std::string pointer_to(const std::string& at, std::string_view key);
 [[noreturn]] void fail_at(const std::string& at, std::string_view what);
 // A non-negative integer keyword of at most `limit`; nullopt when absent. Throws Error at its
 // pointer.
-std::optional<uint32_t> count_keyword(const Json& schema, const char* keyword, uint32_t limit,
-                                      const std::string& at);
+std::optional<uint32_t> count_keyword(const Json& schema, const char* keyword, uint32_t limit, const std::string& at);
 
 }  // namespace bam::constraints

@@ -9,15 +9,14 @@
 namespace bam::constraints {
 namespace {
 
-constexpr std::array<std::string_view, 22> kAnnotations = {
-    "title",         "description",  "default",
-    "examples",      "example",      "$schema",
-    "$id",           "id",           "$comment",
-    "$defs",         "definitions",  "deprecated",
-    "readOnly",      "writeOnly",    "contentEncoding",
-    "$anchor",       "$vocabulary",  "contentMediaType",
-    "contentSchema", "externalDocs", "xml",
-    "discriminator"};
+constexpr std::array<std::string_view, 22> kAnnotations = {"title",         "description",  "default",
+                                                           "examples",      "example",      "$schema",
+                                                           "$id",           "id",           "$comment",
+                                                           "$defs",         "definitions",  "deprecated",
+                                                           "readOnly",      "writeOnly",    "contentEncoding",
+                                                           "$anchor",       "$vocabulary",  "contentMediaType",
+                                                           "contentSchema", "externalDocs", "xml",
+                                                           "discriminator"};
 constexpr int kMaxRefChain = 32;
 constexpr size_t kMaxWork = 1'000'000;  // JSON values looked at
 
@@ -31,19 +30,15 @@ Json merge_types(const Json& a, const Json& b) {
   Json both = Json::array();
   const Json left = as_list(a), right = as_list(b);
   for (const Json& type : left) {
-    if (contains(right, type) || (type == "integer" && contains(right, "number")))
-      both.push_back(type);
+    if (contains(right, type) || (type == "integer" && contains(right, "number"))) both.push_back(type);
   }
   for (const Json& type : right) {
-    if (type == "integer" && contains(left, "number") && !contains(both, type))
-      both.push_back(type);
+    if (type == "integer" && contains(left, "number") && !contains(both, type)) both.push_back(type);
   }
   return both;
 }
 
-Json both_of(const Json& a, const Json& b) {
-  return a == b ? a : Json{{"allOf", Json::array({a, b})}};
-}
+Json both_of(const Json& a, const Json& b) { return a == b ? a : Json{{"allOf", Json::array({a, b})}}; }
 
 Json merge_properties(const Json& a, const Json& b) {
   Json out = a;
@@ -152,6 +147,10 @@ Json SchemaMerger::merge_flat(const Json& a, const Json& b) {
   if (a == false || b == false) return false;
   if (!a.is_object()) return b;
   if (!b.is_object()) return a;
+  // Looking for each of one side's properties on the other side.
+  const auto num_properties = [](const Json& s) { return s.contains("properties") ? s["properties"].size() : 0; };
+  work_ += num_properties(a) * num_properties(b) / 64;
+  if (work_ > kMaxWork) throw Error("too many references and alternatives to combine");
   check_closed_objects(a, b);
   Json out = a;
   for (const auto& [key, value] : b.items()) {

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "base/error.h"
 #include "server/constraints/codepoints.h"
@@ -58,6 +59,27 @@ const Json& member_or(const Json& object, const char* key, const Json& otherwise
   return it == object.end() ? otherwise : *it;
 }
 
+struct Property {
+  std::string name;
+  const Json* schema;  // null: only "required" names it
+  bool required;
+};
+
+// The declared ones in their order, then those that are only required.
+std::vector<Property> list_properties(const Json& declared, const Json& required, const std::string& at) {
+  std::set<std::string> names;
+  for (const Json& name : required) {
+    if (!name.is_string()) fail_at(pointer_to(at, "required"), "must be an array of strings");
+    names.insert(name.get<std::string>());
+  }
+  std::vector<Property> out;
+  for (const auto& [name, schema] : declared.items()) out.push_back({name, &schema, names.erase(name) > 0});
+  for (const Json& name : required) {
+    if (names.erase(name.get<std::string>())) out.push_back({name.get<std::string>(), nullptr, true});
+  }
+  return out;
+}
+
 const Json kTrue = true, kFalse = false;
 const Json kNoMembers = Json::object();
 const Json kNoItems = Json::array();
@@ -81,61 +103,55 @@ void SchemaCompiler::add_object(const Json& schema, State from, State to, const 
   const Json& by_default = declared.empty() ? kTrue : kFalse;
   const Json& extra = member_or(schema, "additionalProperties", by_default);
 
-  Json properties = declared;
-  for (const Json& name : required) {
-    if (!name.is_string()) fail_at(pointer_to(at, "required"), "must be an array of strings");
-    if (!declared.contains(name.get<std::string>())) properties[name.get<std::string>()] = nullptr;
-  }
-  auto is_required = [&](const std::string& name) {
-    return std::find(required.begin(), required.end(), Json(name)) != required.end();
-  };
-  const auto num_required =
-      static_cast<size_t>(std::count_if(properties.items().begin(), properties.items().end(),
-                                        [&](const auto& p) { return is_required(p.key()); }));
+  const auto properties = list_properties(declared, required, at);
+  const auto num_required = static_cast<size_t>(
+      std::count_if(properties.begin(), properties.end(), [](const Property& p) { return p.required; }));
   const auto min = count_keyword(schema, "minProperties", kMaxArrayItems, at);
   if (min && *min > num_required) {
-    fail_at(pointer_to(at, "minProperties"),
-            "only honoured up to the number of required properties");
+    fail_at(pointer_to(at, "minProperties"), "only honoured up to the number of required properties");
   }
   const auto max = count_keyword(schema, "maxProperties", 1'000'000'000, at);
   if (max && (extra != false || *max < properties.size())) {
-    fail_at(pointer_to(at, "maxProperties"),
-            "only honoured where the declared properties ensure it");
+    fail_at(pointer_to(at, "maxProperties"), "only honoured where the declared properties ensure it");
   }
 
   const State open = out_.add_state();
   out_.byte(from, '{', open);
   if (num_required == 0) out_.byte(open, '}', to);
   State empty = rules_.space(open), some = out_.add_state();
-  for (const auto& [name, property] : properties.items()) {
+  for (const Property& property : properties) {
     const State key = out_.add_state(), colon = out_.add_state(), comma = out_.add_state();
     const State next_some = out_.add_state();
     out_.epsilon(empty, key);
     out_.byte(some, ',', comma);
     out_.epsilon(rules_.space(comma), key);
-    out_.literal(key, Json(name).dump() + ":", colon);
-    if (declared.contains(name)) {
-      add_value(declared[name], rules_.space(colon), next_some,
-                pointer_to(pointer_to(at, "properties"), name));
-    } else {  // required, but only described by additionalProperties
+    out_.literal(key, Json(property.name).dump() + ":", colon);
+    if (property.schema) {
+      add_value(*property.schema, rules_.space(colon), next_some,
+                pointer_to(pointer_to(at, "properties"), property.name));
+    } else {
       const Json& described = schema.contains("additionalProperties") ? extra : kTrue;
       add_value(described, rules_.space(colon), next_some, pointer_to(at, "additionalProperties"));
     }
-    if (is_required(name)) {
-      empty = out_.add_state();  // no way around it
-    } else {
-      const State next_empty = out_.add_state();
+    const State next_empty = out_.add_state();
+    if (!property.required) {
       out_.epsilon(empty, next_empty);
       out_.epsilon(some, next_some);
-      empty = next_empty;
     }
+    empty = next_empty;
     some = next_some;
   }
-  if (extra != false) add_extra_properties(properties, extra, empty, some, at);
+  if (extra != false) {
+    std::vector<std::u32string> names;
+    for (const Property& property : properties) {
+      if (auto codepoints = to_codepoints(property.name)) names.push_back(std::move(*codepoints));
+    }
+    add_extra_properties(names, extra, empty, some, at);
+  }
   out_.byte(rules_.space(some), '}', to);
 }
 
-void SchemaCompiler::add_extra_properties(const Json& declared, const Json& extra, State empty,
+void SchemaCompiler::add_extra_properties(const std::vector<std::u32string>& declared, const Json& extra, State empty,
                                           State some, const std::string& at) {
   const State comma = out_.add_state(), key = out_.add_state(), colon = out_.add_state();
   const State value = out_.add_state();
@@ -145,13 +161,9 @@ void SchemaCompiler::add_extra_properties(const Json& declared, const Json& extr
   if (declared.empty()) {
     out_.call(key, rules_.string(), colon);
   } else {
-    std::vector<std::u32string> names;
-    for (const auto& [name, schema] : declared.items()) {
-      if (auto codepoints = to_codepoints(name)) names.push_back(std::move(*codepoints));
-    }
     const State inside = out_.add_state(), quote = out_.add_state();
     out_.byte(key, '"', inside);
-    emit(all_but(names), TextEncoding::kJsonString, out_, inside, quote);
+    emit(all_but(declared), TextEncoding::kJsonString, out_, inside, quote);
     out_.byte(quote, '"', colon);
   }
   out_.byte(colon, ':', value);
@@ -173,11 +185,9 @@ void SchemaCompiler::add_array(const Json& schema, State from, State to, const s
   // Like undeclared properties: items behind a tuple that nothing describes are left out unless
   // minItems needs them.
   const bool has_rest = rest != false && (described || num_prefix == 0 || min > num_prefix);
-  const uint32_t most =
-      has_rest ? max.value_or(kNoLimit) : std::min(max.value_or(kNoLimit), num_prefix);
+  const uint32_t most = has_rest ? max.value_or(kNoLimit) : std::min(max.value_or(kNoLimit), num_prefix);
   if (min > most) return;
-  const RuleId rest_rule =
-      has_rest && most > num_prefix ? rule_of(rest, pointer_to(at, "items")) : 0;
+  const RuleId rest_rule = has_rest && most > num_prefix ? rule_of(rest, pointer_to(at, "items")) : 0;
 
   auto add_item = [&](uint32_t index, State item_from, State item_to) {
     if (index < num_prefix) {
@@ -254,14 +264,11 @@ void SchemaCompiler::add_string(const Json& schema, State from, State to, const 
   out_.byte(quote, '"', to);
 }
 
-void SchemaCompiler::add_number(const Json& schema, bool integer, State from, State to,
-                                const std::string& at) {
+void SchemaCompiler::add_number(const Json& schema, bool integer, State from, State to, const std::string& at) {
   NumberRange range{.integer = integer};
-  auto read = [&](const char* keyword, const char* exclusive_keyword, bool lower,
-                  std::optional<NumberBound>& bound) {
+  auto read = [&](const char* keyword, const char* exclusive_keyword, bool lower, std::optional<NumberBound>& bound) {
     auto decimal = [&](const char* name) {
-      const auto value =
-          schema[name].is_number() ? Decimal::parse(schema[name].dump()) : std::nullopt;
+      const auto value = schema[name].is_number() ? Decimal::parse(schema[name].dump()) : std::nullopt;
       if (!value) fail_at(pointer_to(at, name), "must be a number of at most 40 digits");
       return *value;
     };

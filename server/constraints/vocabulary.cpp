@@ -17,8 +17,7 @@ std::vector<std::string> spelled_tokens(const Tokenizer& tokenizer) {
   return bytes;
 }
 
-std::shared_ptr<const TokenTrie> build_trie(std::vector<std::string> token_bytes,
-                                            std::vector<int32_t> eos_ids) {
+std::shared_ptr<const TokenTrie> build_trie(std::vector<std::string> token_bytes, std::vector<int32_t> eos_ids) {
   auto trie = std::make_shared<TokenTrie>();
   const auto size = static_cast<int32_t>(token_bytes.size());
   for (int32_t id : eos_ids) {
@@ -76,8 +75,7 @@ std::shared_ptr<const TokenTrie> build_trie(std::vector<std::string> token_bytes
 ConstraintVocabulary::ConstraintVocabulary(const Tokenizer& tokenizer, std::vector<int32_t> eos_ids)
     : ConstraintVocabulary(spelled_tokens(tokenizer), std::move(eos_ids)) {}
 
-ConstraintVocabulary::ConstraintVocabulary(std::vector<std::string> token_bytes,
-                                           std::vector<int32_t> eos_ids)
+ConstraintVocabulary::ConstraintVocabulary(std::vector<std::string> token_bytes, std::vector<int32_t> eos_ids)
     : trie_(build_trie(std::move(token_bytes), std::move(eos_ids))) {}
 
 }  // namespace bam

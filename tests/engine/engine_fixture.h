@@ -166,7 +166,8 @@ inline bool same_bits(float a, float b) { return std::memcmp(&a, &b, sizeof(a)) 
 inline bool same_logprobs(const std::vector<TokenLogprobs>& a, const std::vector<TokenLogprobs>& b) {
   if (a.size() != b.size()) return false;
   for (size_t i = 0; i < a.size(); ++i) {
-    if (!same_bits(a[i].logprob, b[i].logprob) || a[i].rank != b[i].rank || a[i].top.size() != b[i].top.size()) return false;
+    if (!same_bits(a[i].logprob, b[i].logprob) || a[i].rank != b[i].rank || a[i].top.size() != b[i].top.size())
+      return false;
     for (size_t j = 0; j < a[i].top.size(); ++j) {
       if (a[i].top[j].first != b[i].top[j].first || !same_bits(a[i].top[j].second, b[i].top[j].second)) return false;
     }

@@ -2,6 +2,11 @@
 // memory, chunks, pages and threads are arranged.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <numeric>
+#include <thread>
+
+#include "engine/kv_geometry.h"
 #include "tests/engine/engine_fixture.h"
 
 namespace bam {
@@ -24,7 +29,7 @@ std::vector<Request> mixed_requests() {
   for (int i = 0; i < 14; ++i) {
     std::vector<int32_t> prompt = random_prompt(rng, 1 + static_cast<int64_t>(rng() % 330));
     if (i % 3 == 0) prompt.insert(prompt.begin(), shared.begin(), shared.end());
-    Request r = make_request("r" + std::to_string(i), std::move(prompt), 5 + static_cast<int64_t>(rng() % 40));
+    Request r = make_request("r" + std::to_string(i), std::move(prompt), 20 + static_cast<int64_t>(rng() % 130));
     r.sampling.ignore_eos = i % 2 == 0;
     r.sampling.num_logprobs = i % 4 == 0 ? 3 : 0;
     if (i % 2 == 1) {
@@ -56,22 +61,56 @@ void expect_same(const Request& request, const Outcome& expected, const Outcome&
   EXPECT_TRUE(same_logprobs(expected.prompt_logprobs, got.prompt_logprobs));
 }
 
+std::vector<Outcome> run_one_by_one(const std::filesystem::path& checkpoint, EngineConfig config,
+                                    const std::vector<Request>& requests) {
+  config.prefix_cache = false;
+  TestModel model(checkpoint);
+  Engine engine(model.load(), config, 7);
+  std::vector<Outcome> outcomes;
+  for (const Request& request : requests) {
+    auto sink = std::make_shared<CollectingSink>(request.n);
+    EXPECT_EQ(engine.submit(request, sink).status, SubmitStatus::kAccepted);
+    outcomes.push_back(sink->wait());
+  }
+  return outcomes;
+}
+
+struct Totals {
+  uint64_t preemptions = 0, reach_freed_bytes = 0;
+};
+
+// Submits everything in a random order with random pauses and compares with the one-by-one runs.
+Totals run_together(const std::filesystem::path& checkpoint, EngineConfig config, const std::vector<Request>& requests,
+                    const std::vector<Outcome>& expected, int threads, int rounds, uint32_t seed) {
+  TestModel model(checkpoint, {threads});
+  Engine engine(model.load(), config, 7);
+  std::mt19937 rng(seed);
+  for (int round = 0; round < rounds; ++round) {
+    std::vector<size_t> order(requests.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::shuffle(order.begin(), order.end(), rng);
+    std::vector<std::shared_ptr<CollectingSink>> sinks(requests.size());
+    for (const size_t i : order) {
+      sinks[i] = std::make_shared<CollectingSink>(requests[i].n);
+      const SubmitResult result = engine.submit(requests[i], sinks[i]);
+      EXPECT_EQ(result.status, SubmitStatus::kAccepted) << result.message;
+      if (rng() % 3 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(rng() % 4));
+    }
+    for (size_t i = 0; i < sinks.size(); ++i) expect_same(requests[i], expected[i], sinks[i]->wait());
+  }
+  EXPECT_TRUE(engine.drain(std::chrono::seconds(60)));
+  const auto snapshot = engine.snapshot();
+  EXPECT_EQ(snapshot->pages_free + snapshot->pages_cached, snapshot->pages_total);
+  return {engine.stats().preemptions.load(), engine.stats().reach_freed_bytes.load()};
+}
+
 class Invariance : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     dir_ = new TempDir;
     testing::write_checkpoint(testing::mixed_reach_spec(), dir_->path());
     requests_ = new std::vector<Request>(mixed_requests());
-    expected_ = new std::vector<Outcome>;
-    EngineConfig config = small_config();
-    config.prefix_cache = false;
-    TestModel model(dir_->path());
-    Engine engine(model.load(), config, 7);
-    for (const Request& request : *requests_) {
-      auto sink = std::make_shared<CollectingSink>(request.n);
-      ASSERT_EQ(engine.submit(request, sink).status, SubmitStatus::kAccepted);
-      expected_->push_back(sink->wait());
-    }
+    expected_ = new std::vector<Outcome>(run_one_by_one(dir_->path(), small_config(), *requests_));
   }
   static void TearDownTestSuite() {
     delete expected_;
@@ -79,34 +118,14 @@ class Invariance : public ::testing::Test {
     delete dir_;
   }
 
-  // Submits everything in a random order with random pauses and compares with the one-by-one runs.
-  void run_together(EngineConfig config, int threads, int rounds, uint32_t seed, uint64_t* preemptions = nullptr) {
-    TestModel model(dir_->path(), {threads});
-    Engine engine(model.load(), config, 7);
-    std::mt19937 rng(seed);
-    for (int round = 0; round < rounds; ++round) {
-      std::vector<size_t> order(requests_->size());
-      std::iota(order.begin(), order.end(), size_t{0});
-      std::shuffle(order.begin(), order.end(), rng);
-      std::vector<std::shared_ptr<CollectingSink>> sinks(requests_->size());
-      for (const size_t i : order) {
-        const Request& request = (*requests_)[i];
-        sinks[i] = std::make_shared<CollectingSink>(request.n);
-        const SubmitResult result = engine.submit(request, sinks[i]);
-        ASSERT_EQ(result.status, SubmitStatus::kAccepted) << result.message;
-        if (rng() % 3 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(rng() % 4));
-      }
-      for (size_t i = 0; i < sinks.size(); ++i) expect_same((*requests_)[i], (*expected_)[i], sinks[i]->wait());
-    }
-    ASSERT_TRUE(engine.drain(std::chrono::seconds(10)));
-    const auto snapshot = engine.snapshot();
-    EXPECT_EQ(snapshot->pages_free + snapshot->pages_cached, snapshot->pages_total);
-    EXPECT_GT(engine.stats().reach_freed_bytes.load(), 0u);
-    if (preemptions) *preemptions = engine.stats().preemptions.load();
+  uint64_t run(EngineConfig config, int threads, int rounds, uint32_t seed) {
+    const Totals totals = run_together(dir_->path(), config, *requests_, *expected_, threads, rounds, seed);
+    EXPECT_GT(totals.reach_freed_bytes, 0u);
+    return totals.preemptions;
   }
 
   // Just enough memory for the longest request alone, in the given pages.
-  uint64_t tight_memory(int page_size, int64_t spare_pages) {
+  uint64_t tight_memory(int page_size, int64_t spare_pages, DType dtype = DType::kF16) {
     TestModel model(dir_->path());
     const auto loaded = model.load();
     int64_t longest = 0;
@@ -114,7 +133,7 @@ class Invariance : public ::testing::Test {
       longest = std::max(longest, static_cast<int64_t>(r.prompt.size()) + r.sampling.max_tokens);
     }
     const KvGeometry geometry(page_size, loaded->group_reach(), 512);
-    const KvLayout layout = make_kv_layout(DType::kF16, static_cast<int>(loaded->config().head_dim), page_size);
+    const KvLayout layout = make_kv_layout(dtype, static_cast<int>(loaded->config().head_dim), page_size);
     return static_cast<uint64_t>(geometry.pages_for(longest) + spare_pages) * layout.page_bytes();
   }
 
@@ -139,7 +158,8 @@ TEST_F(Invariance, OneByOneRunsAreSane) {
     const Outcome& o = (*expected_)[i];
     EXPECT_TRUE(o.in_order);
     for (const auto& c : o.choices) {
-      EXPECT_TRUE(c.finish.reason == FinishReason::kLength || c.finish.reason == FinishReason::kStop) << c.finish.message;
+      EXPECT_TRUE(c.finish.reason == FinishReason::kLength || c.finish.reason == FinishReason::kStop)
+          << c.finish.message;
       EXPECT_EQ(c.finish.generated_tokens, static_cast<int64_t>(c.tokens.size()));
       EXPECT_EQ(c.logprobs.size(), c.tokens.size());
     }
@@ -150,49 +170,74 @@ TEST_F(Invariance, OneByOneRunsAreSane) {
   }
 }
 
-TEST_F(Invariance, Together) { run_together(small_config(), 1, 2, 1); }
+TEST_F(Invariance, Together) { run(small_config(), 1, 2, 1); }
 
 TEST_F(Invariance, TogetherWithoutPrefixCache) {
   EngineConfig config = small_config();
   config.prefix_cache = false;
-  run_together(config, 1, 1, 2);
+  run(config, 1, 1, 2);
 }
 
 TEST_F(Invariance, SmallChunksAndTwoThreads) {
   EngineConfig config = small_config();
   config.max_batched_tokens = 37;
   config.step_target_ms = 1;
-  run_together(config, 2, 1, 3);
+  run(config, 2, 1, 3);
 }
 
 TEST_F(Invariance, LargerPages) {
   EngineConfig config = small_config();
   config.page_size = 128;
-  run_together(config, 2, 2, 4);
+  run(config, 2, 2, 4);
 }
 
 TEST_F(Invariance, FewSlots) {
   EngineConfig config = small_config();
   config.max_num_seqs = 2;
-  run_together(config, 1, 2, 5);
+  run(config, 1, 2, 5);
 }
 
 TEST_F(Invariance, ConstantPreemption) {
   for (const int page_size : {64, 128}) {
     EngineConfig config = small_config(tight_memory(page_size, 3));
     config.page_size = page_size;
-    uint64_t preemptions = 0;
-    run_together(config, 1, 3, 6, &preemptions);
-    EXPECT_GT(preemptions, 5u) << "page size " << page_size;
+    EXPECT_GT(run(config, 1, 4, 6), 20u) << "page size " << page_size;
   }
 }
 
 TEST_F(Invariance, ConstantPreemptionWithoutPrefixCache) {
   EngineConfig config = small_config(tight_memory(64, 3));
   config.prefix_cache = false;
-  uint64_t preemptions = 0;
-  run_together(config, 2, 2, 7, &preemptions);
-  EXPECT_GT(preemptions, 5u);
+  EXPECT_GT(run(config, 2, 2, 7), 10u);
+}
+
+TEST_F(Invariance, EveryKvDtype) {
+  for (const DType dtype : {DType::kF32, DType::kI8, DType::kI4}) {
+    SCOPED_TRACE(dtype_name(dtype));
+    EngineConfig config = small_config();
+    config.kv_dtype = dtype;
+    const auto expected = run_one_by_one(dir_->path(), config, *requests_);
+    config.kv_memory_bytes = tight_memory(64, 8, dtype);
+    config.max_batched_tokens = 100;
+    run_together(dir_->path(), config, *requests_, expected, 2, 2, 8);
+  }
+}
+
+TEST_F(Invariance, EveryPositionEncoding) {
+  for (const PositionEncoding encoding :
+       {PositionEncoding::kAlibi, PositionEncoding::kNope, PositionEncoding::kRope, PositionEncoding::kRopeLocal,
+        PositionEncoding::kSinusoidal, PositionEncoding::kBam}) {
+    SCOPED_TRACE(position_encoding_name(encoding));
+    TempDir dir;
+    testing::CheckpointSpec spec;
+    spec.config = testing::tiny_config(encoding, encoding != PositionEncoding::kBam);
+    testing::write_checkpoint(spec, dir.path());
+    EngineConfig config = small_config();
+    const auto expected = run_one_by_one(dir.path(), config, *requests_);
+    config.max_batched_tokens = 90;
+    config.kv_memory_bytes = 1 << 20;
+    run_together(dir.path(), config, *requests_, expected, 2, 1, 9);
+  }
 }
 
 }  // namespace

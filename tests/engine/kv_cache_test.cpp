@@ -99,8 +99,8 @@ TEST(KvCache, SwitchedOffItKeepsNothing) {
 
 TEST(KvCache, EvictionTakesTheTailOfAPrefixFirst) {
   KvCache kv(KvGeometry(kPage, {-1}, 640), 10, true, 1);
-  run(kv, make_tokens(640));           // ten blocks, all cached now
-  run(kv, make_tokens(192, 100000));   // needs three pages: blocks 9, 8, 7 go
+  run(kv, make_tokens(640));          // ten blocks, all cached now
+  run(kv, make_tokens(192, 100000));  // needs three pages: blocks 9, 8, 7 go
   EXPECT_EQ(kv.num_evicted(), 3u);
   EXPECT_EQ(run(kv, make_tokens(640)), 7 * 64);
 }
@@ -256,7 +256,8 @@ TEST(KvCache, AdoptedPagesAreFoundLikeComputedOnes) {
   auto pages = kv.allocate_pages(4 + 2);
   ASSERT_TRUE(pages);
   // Group 1 has its two newest blocks only.
-  std::vector<int32_t> table = {(*pages)[0], kNoPage, (*pages)[1], kNoPage, (*pages)[2], (*pages)[3], (*pages)[4], (*pages)[5]};
+  std::vector<int32_t> table = {(*pages)[0], kNoPage,     (*pages)[1], kNoPage,
+                                (*pages)[2], (*pages)[3], (*pages)[4], (*pages)[5]};
   kv.adopt("s", tokens, table);
   EXPECT_EQ(kv.pool().num_cached(), 6);
   EXPECT_EQ(kv.cached_chain("s", tokens).size(), 4u);

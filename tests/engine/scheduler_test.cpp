@@ -25,7 +25,8 @@ CostModel linear_cost(double ms_per_row) {
 
 class Harness {
  public:
-  explicit Harness(int64_t pages, SchedulerLimits limits = {}, double ms_per_row = 0.1, std::vector<int64_t> reach = {-1})
+  explicit Harness(int64_t pages, SchedulerLimits limits = {}, double ms_per_row = 0.1,
+                   std::vector<int64_t> reach = {-1})
       : cost(linear_cost(ms_per_row)),
         kv(KvGeometry(kPage, std::move(reach), limits.max_batched_tokens), pages, true, 1),
         scheduler(limits, kv, cost) {}
@@ -62,7 +63,9 @@ class Harness {
     EXPECT_EQ(kv.check_integrity(), "");
     return plan;
   }
-  bool is_finished(const Sequence& s) const { return std::find(finished.begin(), finished.end(), &s) != finished.end(); }
+  bool is_finished(const Sequence& s) const {
+    return std::find(finished.begin(), finished.end(), &s) != finished.end();
+  }
 
   CostModel cost;
   KvCache kv;
@@ -112,7 +115,8 @@ TEST(Scheduler, PrefillAdvancesEvenWhenDecodingUsesUpTheTarget) {
   limits.step_target_ms = 1;
   Harness h(1000, limits, 1.0);  // one row per target
   for (int i = 0; i < 4; ++i) h.add(1, 200);
-  while (h.step().load.rows < 4) {}
+  while (h.step().load.rows < 4) {
+  }
   Sequence& s = h.add(100, 1);
   for (int i = 0; i < 100 && !h.is_finished(s); ++i) {
     const SchedulePlan& plan = h.step();
@@ -166,9 +170,8 @@ TEST(Scheduler, LongPrefillsShareEqually) {
   std::vector<Sequence*> prefills;
   for (int i = 0; i < 5; ++i) prefills.push_back(&h.add(200'000, 1));
   for (int i = 0; i < 200; ++i) h.step();
-  const auto [least, most] = std::minmax_element(prefills.begin(), prefills.end(), [](auto* a, auto* b) {
-    return a->num_computed < b->num_computed;
-  });
+  const auto [least, most] = std::minmax_element(prefills.begin(), prefills.end(),
+                                                 [](auto* a, auto* b) { return a->num_computed < b->num_computed; });
   EXPECT_GT((*least)->num_computed, 50'000);
   EXPECT_LE((*most)->num_computed - (*least)->num_computed, 2 * Scheduler::kQuantumRows);
 }

@@ -1,5 +1,5 @@
-// Schemas from anywhere: compiling one, and generating under it, must neither crash nor take long; what is generated to its
-// end must be JSON.
+// Schemas from anywhere: compiling one, and generating under it, must neither crash nor take long; what is generated to
+// its end must be JSON.
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -17,7 +17,8 @@ const bam::ConstraintVocabulary& vocabulary() {
     std::vector<std::string> tokens;
     for (int b = 0; b < 256; ++b) tokens.emplace_back(1, static_cast<char>(b));
     tokens.emplace_back();
-    for (const char* piece : {"{\"", "\":", "\", \"", "\"}", "]}", "true", "null", "12", "  ", "\n  ", "é"}) tokens.emplace_back(piece);
+    for (const char* piece : {"{\"", "\":", "\", \"", "\"}", "]}", "true", "null", "12", "  ", "\n  ", "é"})
+      tokens.emplace_back(piece);
     return bam::ConstraintVocabulary(tokens, {kEos});
   }();
   return vocabulary;

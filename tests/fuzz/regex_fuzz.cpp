@@ -1,5 +1,5 @@
-// Patterns from anywhere: compiling one, and generating under it, must neither crash nor take long, and a token that the
-// mask allows must leave something allowed.
+// Patterns from anywhere: compiling one, and generating under it, must neither crash nor take long, and a token that
+// the mask allows must leave something allowed.
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -12,7 +12,8 @@ const bam::ConstraintVocabulary& vocabulary() {
   static const bam::ConstraintVocabulary vocabulary = [] {
     std::vector<std::string> tokens;
     for (int b = 0; b < 256; ++b) tokens.emplace_back(1, static_cast<char>(b));
-    for (const char* piece : {"ab", "abc", "aa", "aaaa", "é", "漢", "\xE6\xBC", "12", "  ", "\n\n"}) tokens.emplace_back(piece);
+    for (const char* piece : {"ab", "abc", "aa", "aaaa", "é", "漢", "\xE6\xBC", "12", "  ", "\n\n"})
+      tokens.emplace_back(piece);
     tokens.emplace_back();
     return bam::ConstraintVocabulary(tokens, {static_cast<int32_t>(tokens.size()) - 1});
   }();
@@ -24,7 +25,8 @@ const bam::ConstraintVocabulary& vocabulary() {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 1) return 0;
   uint32_t choice = data[0];
-  const auto compiled = bam::compile_regex(std::string(reinterpret_cast<const char*>(data + 1), size - 1), vocabulary());
+  const auto compiled =
+      bam::compile_regex(std::string(reinterpret_cast<const char*>(data + 1), size - 1), vocabulary());
   if (!compiled.ok()) return 0;
   const auto constraint = (*compiled)->clone_initial();
   for (int step = 0; step < 12 && !constraint->finished(); ++step) {

@@ -30,7 +30,7 @@ def main():
     BAM = os.path.abspath(known.bam)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
-    unittest.main(argv=[sys.argv[0], *rest], module="__main__", verbosity=2)
+    unittest.main(argv=[sys.argv[0], *rest], module="__main__", verbosity=2, warnings="ignore")
 
 
 def checkpoint():
@@ -44,9 +44,20 @@ def checkpoint():
     return _checkpoint
 
 
+def numpy_python():
+    """An interpreter that has numpy: this one, else Debian's; None: there is none."""
+    for python in (sys.executable, "/usr/bin/python3"):
+        if subprocess.run([python, "-c", "import numpy"], capture_output=True, check=False).returncode == 0:
+            return python
+    return None
+
+
 def random_checkpoint(*arguments):
+    python = numpy_python()
+    if python is None:
+        raise unittest.SkipTest("SKIPPED: numpy is missing (apt-get install python3-numpy)")
     folder = tempfile.mkdtemp(prefix="bam-test-") + "/random"
-    subprocess.run([sys.executable, str(ROOT / "tools" / "make_random_checkpoint.py"), *arguments, folder], check=True,
+    subprocess.run([python, str(ROOT / "tools" / "make_random_checkpoint.py"), *arguments, folder], check=True,
                    stdout=subprocess.DEVNULL)
     return folder
 
@@ -144,6 +155,7 @@ class Server:
             self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(timeout)
         self._reader.join(5)
+        self.process.stderr.close()
         if expected is not None and code != expected:
             raise AssertionError(f"exit code {code}, expected {expected}\n{self.log()}")
         return code
@@ -244,6 +256,8 @@ class Stream:
 
     def close(self):
         self.socket.close()
+
+    __del__ = close
 
     def reset(self):
         """Closes with a TCP reset, as a killed process does when data is waiting."""

@@ -2,6 +2,7 @@
 the console and at the network after every test."""
 
 import argparse
+import http.client
 import json
 import os
 import subprocess
@@ -60,15 +61,12 @@ class Server:
         self._process.kill()
         self._process.wait()
 
-    def request(self, path: str, body: dict | None = None, stream: bool = False):
+    def request(self, path: str, body: dict | None = None):
         headers = {"content-type": "application/json"}
         if self.key:
             headers["authorization"] = f"Bearer {self.key}"
         data = None if body is None else json.dumps(body).encode()
-        reply = urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=120)
-        if stream:
-            return reply
-        with reply:
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=120) as reply:
             return json.load(reply)
 
 
@@ -80,25 +78,25 @@ class LongRequest(threading.Thread):
         self.server = server
         self.id = None
         self.finish_reason = None
-        self.failure = None
         self.started = threading.Event()
         self.start()
 
     def run(self):
         body = {"prompt": "Once upon a time", "max_tokens": 100000, "ignore_eos": True, "stream": True}
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=120)
         try:
-            with self.server.request("/v1/completions", body, stream=True) as reply:
-                for line in reply:
-                    if not line.startswith(b"data: {"):
-                        continue
-                    chunk = json.loads(line[6:])
-                    self.id = chunk.get("id", self.id)
-                    self.started.set()
-                    for choice in chunk.get("choices", []):
-                        self.finish_reason = choice.get("finish_reason") or self.finish_reason
-        except OSError as error:
-            self.failure = error
-        self.started.set()
+            connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+            for line in connection.getresponse():
+                if not line.startswith(b"data: {"):
+                    continue
+                chunk = json.loads(line[6:])
+                self.id = chunk.get("id", self.id)
+                self.started.set()
+                for choice in chunk.get("choices", []):
+                    self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        finally:
+            connection.close()
+            self.started.set()
 
 
 class PageTest(unittest.TestCase):

@@ -277,7 +277,7 @@ class Descriptions(bamtest.ServerTest):
         reply = self.server.post("/v1/attention", {"prompt": "The grass is green", "layer": 0, "head": 1}).json()
         self.assertEqual(reply["position"], len(reply["tokens"]) - 1)
         self.assertAlmostEqual(sum(reply["probabilities"]), 1, places=3)
-        for body in ({"prompt": "x", "layer": 99}, {"prompt": "x", "head": -1}, {"tokens": [1] * 3000}, {"prompt": ""},
+        for body in ({"prompt": "x", "layer": 99}, {"prompt": "x", "head": -1}, {"tokens": [1] * 3000}, {"tokens": []},
                      {"prompt": "x", "position": 50}, {"tokens": [10 ** 9]}):
             self.assertEqual(self.server.post("/v1/attention", body).status, 400, body)
 

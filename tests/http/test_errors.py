@@ -4,6 +4,7 @@
 import base64
 import json
 import socket
+import time
 
 import bamtest
 
@@ -119,17 +120,21 @@ class Errors(bamtest.ServerTest):
 
 
 class QueueFull(bamtest.ServerTest):
-    arguments = ("--max-num-seqs", "1", "--max-queue", "2")
+    arguments = ("--max-num-seqs", "1", "--max-queue", "2", "--max-unsent", "64MiB")
 
     def test_429_with_retry_after(self):
-        body = {"prompt": "The grass is", "max_tokens": 3000, "ignore_eos": True}
-        streams = [self.server.stream("/v1/completions", body) for _ in range(3)]
-        self.assertTrue(all(stream.status == 200 for stream in streams))
+        body = {"prompt": "The grass is", "max_tokens": 50000, "ignore_eos": True}
+        streams = [self.server.stream("/v1/completions", body)]
+        streams[0].next_event()  # it runs; the next two fill the queue
+        streams += [self.server.stream("/v1/completions", body) for _ in range(2)]
+        self.assertEqual([stream.status for stream in streams], [200, 200, 200])
         response = self.server.complete(max_tokens=5)
         self.assertEqual(response.status, 429, response.text)
         self.assertEqual(response.error["code"], "queue_full")
         self.assertGreaterEqual(int(response.headers["retry-after"]), 1)
-        live = self.server.get("/v1/requests").json()
+        deadline = time.time() + 5
+        while len((live := self.server.get("/v1/requests").json())["data"]) < 3 and time.time() < deadline:
+            time.sleep(0.02)
         self.assertEqual(len(live["data"]), 3)
         self.assertEqual({entry["state"] for entry in live["data"]} & {"queued"}, {"queued"})
         for entry in live["data"]:

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Many streams at once: all complete, no token lost or doubled, memory bounded."""
 
+import re
+import subprocess
 import time
 
 import bamtest
@@ -49,6 +51,20 @@ class Load(bamtest.ServerTest):
         results = bamtest.run_threads(16, run)
         print(f"\n160 one-token requests: {160 / (time.time() - started):.0f} requests/s")
         self.assertEqual({status for statuses in results for status in statuses}, {200})
+
+    def test_added_latency_of_the_http_layer(self):
+        """One stream against the same engine called directly by `bam generate`."""
+        count = 300
+        direct = subprocess.run([bamtest.BAM, "generate", "--model", bamtest.checkpoint(), "-p", "The grass is", "-n", str(count),
+                                 "--temperature", "0", "--ignore-eos", "--kv-memory", "256MiB"], capture_output=True, text=True, check=True)
+        direct_ms = float(re.search(r"generated \d+ in ([\d.]+) ms", direct.stderr).group(1)) / (count - 1)
+        times = []
+        stream = self.server.stream("/v1/completions", {"prompt": "The grass is", "max_tokens": count, "temperature": 0, "ignore_eos": True})
+        for _ in stream.events():
+            times.append(time.time())
+        http_ms = (times[-1] - times[0]) * 1000 / (count - 1)
+        print(f"\nper token: {direct_ms:.3f} ms direct, {http_ms:.3f} ms over HTTP, {http_ms - direct_ms:+.3f} ms")
+        self.assertLess(http_ms - direct_ms, 5)
 
     def test_large_prompts_do_not_hold_up_streams(self):
         stream = self.server.stream("/v1/completions", {"prompt": "x", "max_tokens": 60, "ignore_eos": True})

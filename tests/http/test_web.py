@@ -328,14 +328,14 @@ class WithKey(PageTest):
     expected_console = ("401",)
 
     def test_key_is_asked_once_and_kept_for_the_session(self):
-        # The browser's own question, answered in the address, opens the page.
+        # The browser's own question, answered in the address, opens the page; its calls need nothing more.
         address = self.server.url.replace("://", f"://bam:{self.api_key}@")
         self.page.open(f"{address}/")
         self.page.wait("the page", lambda: "demo" in self.page.text("#model-line"))
-        # A key that the server no longer takes: the page asks by itself, once for all of its calls.
+        self.assertFalse(self.page.visible("#key-dialog"))
+        # A key that the server does not take: the page asks by itself, once for all of its calls.
         self.page.script("sessionStorage.setItem('bam.key', 'stale')")
-        self.page.open(f"{self.server.url}/#engine")
-        self.page.command("POST", "/refresh")
+        self.page.click("#tab-engine")
         self.page.wait("the question", lambda: self.page.visible("#key-dialog"))
         self.assertIn("did not accept", self.page.text("#key-message"))
         self.page.type("#key-input", self.api_key)
@@ -344,9 +344,27 @@ class WithKey(PageTest):
         self.assertFalse(self.page.visible("#key-dialog"))
         self.assertEqual(self.page.script("return sessionStorage.getItem('bam.key')"), self.api_key)
         self.assertNotIn(self.api_key, self.page.script("return JSON.stringify(localStorage) + location.href"))
-        self.page.command("POST", "/refresh")
-        self.wait_text(".tiles", "Prefix cache")
+        # After a reload nobody is asked again.
+        self.page.open("about:blank")
+        self.page.open(f"{address}/#prior")
+        self.page.wait("the prior", lambda: self.page.count(".head-cell[aria-selected=true]") == 1)
         self.assertFalse(self.page.visible("#key-dialog"))
+
+    def test_declined_question_is_not_repeated(self):
+        self.page.open(f"{self.server.url.replace('://', f'://bam:{self.api_key}@')}/#engine")
+        self.wait_text(".tiles", "Prefix cache")
+        self.page.script("sessionStorage.setItem('bam.key', 'stale')")
+        self.page.wait("the question", lambda: self.page.visible("#key-dialog"))
+        self.page.press("Escape")
+        self.wait_text("#view-engine .notice", "This server needs a key")
+        time.sleep(6)  # a round of the status in the header
+        self.assertFalse(self.page.visible("#key-dialog"))
+        self.wait_text("#status", "needs a key")
+        self.page.click("#view-engine .notice button")
+        self.page.wait("the question again", lambda: self.page.visible("#key-dialog"))
+        self.page.type("#key-input", self.api_key)
+        self.page.press("Enter")
+        self.page.wait("the notice gone", lambda: not self.page.visible("#view-engine .notice"))
 
     def tearDown(self):
         # The address with credentials is the same server.

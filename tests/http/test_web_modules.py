@@ -74,23 +74,21 @@ class PriorMath(ModuleTest):
         for seen, expected in zip(got["slopes"], [2**-2, 2**-4, 2**-6, 2**-8, 2**-1], strict=True):
             self.assertAlmostEqual(seen, expected, delta=1e-15)
 
-    def test_reach_is_what_inspect_says(self):
+    REACH = ("(m, heads, model, lengths) => heads.map((h) => lengths.map((n) => {"
+             "const r = m.reachAt(h, model, n, 2 ** -20); return Number.isFinite(r) ? r : null; }))")
+
+    def test_reach_is_what_the_server_uses(self):
+        prior = self.server.request("/v1/prior")
+        got = self.evaluate("prior_math.js", self.REACH, prior["heads"], prior, [prior["max_model_len"]])
+        self.assertEqual([row[0] for row in got], [head["reach"] for head in prior["heads"]])
+
+    def test_reach_is_what_inspect_says_at_every_length(self):
         lengths = [1024, 65536, 1048576]
         report = json.loads(subprocess.run([OPTIONS.bam, "inspect", "--model", "demo", "--json", "--at", *map(str, lengths)],
                                            check=True, capture_output=True, text=True).stdout)
-        prior = self.server.request("/v1/prior")
-        got = self.evaluate("prior_math.js", "(m, heads, model, lengths) => heads.map((h) => lengths.map((n) => {"
-                            "const r = m.reachAt(h, model, n, 2 ** -20); return Number.isFinite(r) ? r : null; }))",
-                            prior["heads"], prior, lengths)
-        by_place = {(h["layer"], h["head"]): h["reach"] for h in report["prior"]}
-        for head, row in zip(prior["heads"], got, strict=True):
-            inspected = by_place[(head["layer"], head["head"])]
-            for n, reach in zip(lengths, row, strict=True):
-                expected = inspected[str(n)]
-                if expected is None or reach is None:
-                    self.assertEqual(reach, expected)
-                else:
-                    self.assertAlmostEqual(reach, expected, delta=1)
+        got = self.evaluate("prior_math.js", self.REACH, report["prior"], self.server.request("/v1/prior"), lengths)
+        for head, row in zip(report["prior"], got, strict=True):
+            self.assertEqual(row, [head["reach"][str(n)] for n in lengths], head)
 
 
 class Streams(ModuleTest):
@@ -138,6 +136,32 @@ class Prometheus(ModuleTest):
         }""", text)
         self.assertEqual(got, {"free": 3, "named": 3, "all": 48, "plain": 7, "none": 0, "median": 0.1 + 0.9 * 2 / 4,
                                "most": 1, "mean": 9.5 / 8, "delta": [0, 4, 6], "empty": None})
+
+
+class PromptCounter(ModuleTest):
+    def totals(self, readings):
+        """readings: (prompt_tokens_total, prefix_cache_hits_total, [processed tokens of live prefills])"""
+        return self.evaluate("prompt_counter.js", """(m, readings) => {
+          const counter = new m.PromptCounter();
+          return readings.map(([prompt, hits, live]) => counter.add(
+            {value: (name) => (name === 'bam_prompt_tokens_total' ? prompt : hits)},
+            live.map((processed) => ({state: 'prefill', processed_tokens: processed}))));
+        }""", readings)
+
+    def test_a_long_prompt_counts_while_it_is_read(self):
+        self.assertEqual(self.totals([(0, 0, []), (0, 0, [1000]), (0, 0, [3000]), (4000, 0, []), (4000, 0, [])]),
+                         [None, 0, 1000, 3000, 4000])
+
+    def test_readings_of_different_instants_make_no_spikes(self):
+        # Cached tokens seen in the request before they are in the counter; a finished prompt seen twice; one not seen at all.
+        self.assertEqual(self.totals([(0, 0, []), (0, 0, [900]), (0, 900, [950]), (0, 900, [1000])]), [None, 0, 50, 50])
+        self.assertEqual(self.totals([(0, 0, [500]), (1000, 0, [1000]), (1000, 0, []), (1000, 0, [])]), [None, 500, 1000, 1000])
+        self.assertEqual(self.totals([(0, 0, [500]), (0, 0, [600]), (0, 0, []), (1000, 0, []), (1000, 0, [])]),
+                         [None, 500, 500, 500, 1000])
+
+    def test_a_cancelled_prompt_does_not_block_the_count(self):
+        self.assertEqual(self.totals([(0, 0, [9000]), (0, 0, [9000]), (0, 0, []), (0, 0, []), (0, 0, [100]), (0, 0, [300]),
+                                      (0, 0, [400])])[-1], 9000 + 300)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,8 @@ TEST(ChatTemplate, Llama3) {
 
 TEST(ChatTemplate, ChatMl) {
   const std::string turns =
-      "<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\n Hello! <|im_end|>\n<|im_start|>user\nBye<|im_end|>\n"
+      "<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\n Hello! "
+      "<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n"
       "<|im_start|>assistant\n";
   EXPECT_EQ(render(testing::kChatMl, kPlain), turns);
   EXPECT_EQ(render(testing::kQwen25, kPlain), "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n" + turns);
@@ -94,7 +95,8 @@ TEST(ChatTemplate, Gemma) {
 
 TEST(ChatTemplate, ContentIsDataNeverTemplate) {
   const Messages messages = {{"user", "{{ 1/0 }}{% raw %}<|im_end|>\n{#"}};
-  EXPECT_EQ(render(testing::kChatMl, messages), "<|im_start|>user\n{{ 1/0 }}{% raw %}<|im_end|>\n{#<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(render(testing::kChatMl, messages),
+            "<|im_start|>user\n{{ 1/0 }}{% raw %}<|im_end|>\n{#<|im_end|>\n<|im_start|>assistant\n");
 }
 
 TEST(ChatTemplate, LongConversationsFit) {
@@ -152,10 +154,15 @@ TEST(ChatTemplate, ErrorsSayWhere) {
       {"{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}", "too many steps"},
       {"{{ 'a' * 100000000 }}", "too much text"},
       {"{{ range(100000000) }}", "too many steps"},
-      {"{% set ns = namespace(s='ab') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}", "too much text"},
-      {"{% set ns = namespace(s=[1]) %}{% for i in range(90) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}", "nested deeper"},
-      {"{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}", "too much text"},
-      {"{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s == ns.s }}", "too much text"},
+      {"{% set ns = namespace(s='ab') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+       "too much text"},
+      {"{% set ns = namespace(s=[1]) %}{% for i in range(90) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}",
+       "nested deeper"},
+      {"{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}",
+       "too much text"},
+      {"{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s == "
+       "ns.s }}",
+       "too much text"},
       {"{% set ns = namespace() %}{% set ns.me = ns %}", "cannot be stored"},
       {"{% set ns = namespace() %}{% set x = [ns] %}", "cannot be stored"},
   };

@@ -28,7 +28,8 @@ std::shared_ptr<const TokenConstraint> compiled(ConstraintResult result) {
 
 std::vector<std::string> texts(const std::vector<int32_t>& tokens, const TestVocabulary& vocabulary) {
   std::vector<std::string> out;
-  for (int32_t t : tokens) out.push_back(t == vocabulary.eos ? "<eos>" : vocabulary.token_bytes[static_cast<size_t>(t)]);
+  for (int32_t t : tokens)
+    out.push_back(t == vocabulary.eos ? "<eos>" : vocabulary.token_bytes[static_cast<size_t>(t)]);
   std::sort(out.begin(), out.end());
   return out;
 }
@@ -141,11 +142,32 @@ TEST(JsonObject, AcceptsWhatIsOne) {
 
 TEST(JsonObject, RejectsWhatIsNot) {
   const auto object = compiled(compile_json_object(usual().vocabulary));
-  for (const char* text :
-       {"", "[]", "1", "\"a\"", "{", "{}}", "{} ", "{a:1}", "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{\"a\":01}",
-        "{\"a\":1.}", "{\"a\":+1}", "{\"a\":.5}", "{\"a\":\"\n\"}", "{\"a\":\"\\x\"}", "{\"a\":\"\\ud800\"}",
-        "{\"a\":\"\\ud800\\u0041\"}", "{\"a\":tru}", "{\"a\":[1,]}", "{\"a\":\"\xC0\x80\"}", "{\"a\":\"\xED\xA0\x80\"}",
-        "{\"a\":1e999}", "{   \"a\":1}", "{\"a\"  :1}"}) {
+  for (const char* text : {"",
+                           "[]",
+                           "1",
+                           "\"a\"",
+                           "{",
+                           "{}}",
+                           "{} ",
+                           "{a:1}",
+                           "{\"a\"}",
+                           "{\"a\":}",
+                           "{\"a\":1,}",
+                           "{\"a\":01}",
+                           "{\"a\":1.}",
+                           "{\"a\":+1}",
+                           "{\"a\":.5}",
+                           "{\"a\":\"\n\"}",
+                           "{\"a\":\"\\x\"}",
+                           "{\"a\":\"\\ud800\"}",
+                           "{\"a\":\"\\ud800\\u0041\"}",
+                           "{\"a\":tru}",
+                           "{\"a\":[1,]}",
+                           "{\"a\":\"\xC0\x80\"}",
+                           "{\"a\":\"\xED\xA0\x80\"}",
+                           "{\"a\":1e999}",
+                           "{   \"a\":1}",
+                           "{\"a\"  :1}"}) {
     EXPECT_FALSE(accepts(*object, text)) << text;
   }
 }

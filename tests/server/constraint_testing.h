@@ -30,10 +30,11 @@ struct TestVocabulary {
       std::vector<std::string> tokens;
       for (int b = 0; b < 256; ++b) tokens.emplace_back(1, static_cast<char>(b));
       for (const char* piece :
-           {"{\"", "\":", "\": ", "\": \"", "\", \"", "\",\"", "\"}", "\"}}", "\"]", "]}", "}}", "},",
-            "},{", "[[", "[{", "[\"", "true", "false", " true", "null", " null", "tr", "ue", "10", "12", "00",
-            "-1", ".5", "e1", "abc", "a", "name", " name", "é", "ü", "漢", "\xE6\xBC", "\xA2", "\xF0\x9F",
-            "\x98\x80", "  ", "    ", "\n  ", "\n    ", " {", "\\u", "\\n", "\\\"", "00e", "yes", "no", "cat"}) {
+           {"{\"", "\":", "\": ", "\": \"",   "\", \"", "\",\"",    "\"}",      "\"}}",  "\"]",  "]}",    "}}",
+            "},",  "},{", "[[",   "[{",       "[\"",    "true",     "false",    " true", "null", " null", "tr",
+            "ue",  "10",  "12",   "00",       "-1",     ".5",       "e1",       "abc",   "a",    "name",  " name",
+            "é",   "ü",   "漢",   "\xE6\xBC", "\xA2",   "\xF0\x9F", "\x98\x80", "  ",    "    ", "\n  ",  "\n    ",
+            " {",  "\\u", "\\n",  "\\\"",     "00e",    "yes",      "no",       "cat"}) {
         tokens.emplace_back(piece);
       }
       return tokens;

@@ -81,8 +81,9 @@ void check_with(const Tokenizer& tokenizer) {
   const auto mask = mask_of(*half, tokenizer);
   for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
     const std::string& bytes = tokenizer.token_bytes(id);
-    const bool continues = !tokenizer.is_special(id) && (bytes == "e" || bytes == "e," || bytes == "e]" || bytes == "e]," ||
-                                                         bytes == "e]}" || bytes == "e ]" || bytes == "e\n");
+    const bool continues =
+        !tokenizer.is_special(id) && (bytes == "e" || bytes == "e," || bytes == "e]" || bytes == "e]," ||
+                                      bytes == "e]}" || bytes == "e ]" || bytes == "e\n");
     EXPECT_EQ(has(mask, id), continues) << tokenizer.piece(id);
   }
 }
@@ -127,11 +128,12 @@ TEST(ConstraintTokenizer, MasksAreCheap) {
       R"({"name": "Ada Lovelace, comtesse", "age": 36, "tags": ["mathematics", "poetry", "Zoë 漢字"], "score": 0.75})";
   const std::vector<std::pair<const char*, std::shared_ptr<const TokenConstraint>>> constraints = {
       {"json_object", compiled(compile_json_object(vocabulary))},
-      {"json_schema", compiled(compile_json_schema(
-                          R"({"type":"object","properties":{"name":{"type":"string","maxLength":100},"age":{"type":"integer","minimum":0,"maximum":150},
+      {"json_schema",
+       compiled(compile_json_schema(
+           R"({"type":"object","properties":{"name":{"type":"string","maxLength":100},"age":{"type":"integer","minimum":0,"maximum":150},
                               "tags":{"type":"array","items":{"type":"string"},"maxItems":10},"score":{"type":"number","minimum":0,"maximum":1}},
                               "required":["name","age","tags","score"]})",
-                          vocabulary))},
+           vocabulary))},
       {"regex .*", compiled(compile_regex(".*", vocabulary))},
       {"regex \\{.{1,1000}\\}", compiled(compile_regex("\\{.{1,1000}\\}", vocabulary))},
   };
@@ -149,7 +151,8 @@ TEST(ConstraintTokenizer, MasksAreCheap) {
         worst = std::max(worst, elapsed);
         total += elapsed;
       }
-      std::cout << name << ", " << pass << ": mean " << total / static_cast<double>(tokens.size()) << " ms, worst " << worst << " ms\n";
+      std::cout << name << ", " << pass << ": mean " << total / static_cast<double>(tokens.size()) << " ms, worst "
+                << worst << " ms\n";
       EXPECT_LT(worst, 500) << name;  // a bound that holds on a loaded machine under sanitizers
     }
   }

@@ -51,7 +51,9 @@ TEST(KeyRing, AcceptsTheKnownFormsOnly) {
   EXPECT_EQ(ring.identify("Basic dTphbHBoYQ==", "")->key, 0) << "u:alpha";
   EXPECT_TRUE(ring.identify("Bearer root-key", "")->admin);
   EXPECT_FALSE(ring.identify("Bearer alpha", "")->admin);
-  for (const char* header : {"", "Bearer", "Bearer ", "alpha", "Bearer alph", "Bearer alphaa", "Basic !!!!", "Bearer alpha\0"}) {
+  using namespace std::string_view_literals;
+  for (const std::string_view header : {""sv, "Bearer"sv, "Bearer "sv, "alpha"sv, "Bearer alph"sv, "Bearer alphaa"sv, "Basic !!!!"sv,
+                                        "Bearer alpha\0"sv}) {
     EXPECT_FALSE(ring.identify(header, "").has_value()) << header;
   }
   EXPECT_FALSE(ring.identify("Bearer wrong", "alpha").has_value()) << "a presented bearer key decides alone";

@@ -73,13 +73,15 @@ class Validator {
     return true;
   }
   bool valid_object(const Json& schema, const Json& v) const {
-    if (schema.contains("required") && any(schema["required"], [&](const Json& n) { return !v.contains(n.get<std::string>()); })) {
+    if (schema.contains("required") &&
+        any(schema["required"], [&](const Json& n) { return !v.contains(n.get<std::string>()); })) {
       return false;
     }
     for (const auto& [name, member] : v.items()) {
       const bool declared = schema.contains("properties") && schema["properties"].contains(name);
       if (declared && !valid(schema["properties"][name], member)) return false;
-      if (!declared && schema.contains("additionalProperties") && !valid(schema["additionalProperties"], member)) return false;
+      if (!declared && schema.contains("additionalProperties") && !valid(schema["additionalProperties"], member))
+        return false;
     }
     return true;
   }
@@ -103,7 +105,8 @@ class Generator {
       case 6:
       case 7: return object_schema(depth);
       case 8: return {{"anyOf", {schema(depth - 1), schema(depth - 1)}}};
-      default: return depth > 1 ? Json{{"$ref", "#/$defs/node"}} : Json{{"allOf", {{{"type", "integer"}}, number_schema()}}};
+      default:
+        return depth > 1 ? Json{{"$ref", "#/$defs/node"}} : Json{{"allOf", {{{"type", "integer"}}, number_schema()}}};
     }
   }
 
@@ -124,7 +127,8 @@ class Generator {
       const bool required = std::count(schema["required"].begin(), schema["required"].end(), Json(name)) > 0;
       if (required || (depth > 0 && random_() % 2)) out[name] = instance(root, property, depth - 1);
     }
-    if (schema["additionalProperties"].is_object() && depth > 0) out["zz"] = instance(root, schema["additionalProperties"], depth - 1);
+    if (schema["additionalProperties"].is_object() && depth > 0)
+      out["zz"] = instance(root, schema["additionalProperties"], depth - 1);
     return out;
   }
 
@@ -190,7 +194,8 @@ class Generator {
     static const char* kPieces[] = {"a", "B", "é", "漢", "😀", "\"", "\n", " ", "\\", "/"};
     const int lo = schema.value("minLength", 0), hi = schema.value("maxLength", lo + 5);
     std::string out;
-    for (int i = lo + static_cast<int>(random_() % static_cast<unsigned>(hi - lo + 1)); i > 0; --i) out += kPieces[random_() % std::size(kPieces)];
+    for (int i = lo + static_cast<int>(random_() % static_cast<unsigned>(hi - lo + 1)); i > 0; --i)
+      out += kPieces[random_() % std::size(kPieces)];
     return out;
   }
   Json array(const Json& root, const Json& schema, int depth) {
@@ -199,7 +204,8 @@ class Generator {
     Json out = Json::array();
     for (int i = 0; i < size; ++i) {
       const bool in_prefix = schema.contains("prefixItems") && static_cast<size_t>(i) < schema["prefixItems"].size();
-      out.push_back(instance(root, in_prefix ? schema["prefixItems"][static_cast<size_t>(i)] : schema["items"], depth - 1));
+      out.push_back(
+          instance(root, in_prefix ? schema["prefixItems"][static_cast<size_t>(i)] : schema["items"], depth - 1));
     }
     return out;
   }
@@ -220,10 +226,12 @@ Json with_plain_integers(const Json& value) {
 Json random_schema(Generator& generator) {
   Json root = generator.schema(3);
   if (!root.is_object()) return root;
-  root["$defs"]["node"] = {{"type", "object"},
-                           {"properties", {{"v", generator.schema(0)}, {"kids", {{"type", "array"}, {"items", {{"$ref", "#/$defs/node"}}}}}}},
-                           {"required", {"v"}},
-                           {"additionalProperties", false}};
+  root["$defs"]["node"] = {
+      {"type", "object"},
+      {"properties",
+       {{"v", generator.schema(0)}, {"kids", {{"type", "array"}, {"items", {{"$ref", "#/$defs/node"}}}}}}},
+      {"required", {"v"}},
+      {"additionalProperties", false}};
   return root;
 }
 

@@ -54,7 +54,8 @@ TEST(JsonSchema, Objects) {
   check({
       {R"({"type":"object","properties":{"name":{"type":"string"},"age":{"type":"integer"}},"required":["name","age"]})",
        {R"({"name":"a","age":1})", R"({"name": "a", "age": 1})", "{\n  \"name\": \"a\",\n  \"age\": 1\n}"},
-       {R"({"age":1,"name":"a"})", R"({"name":"a"})", "{}", R"({"name":"a","age":1,"x":1})", R"({"name":"a","age":1,})"}},
+       {R"({"age":1,"name":"a"})", R"({"name":"a"})", "{}", R"({"name":"a","age":1,"x":1})",
+        R"({"name":"a","age":1,})"}},
       {R"({"type":"object","properties":{"a":{"type":"null"},"b":{"type":"null"},"c":{"type":"null"}},"required":["b"]})",
        {R"({"b":null})", R"({"a":null,"b":null})", R"({"b":null,"c":null})", R"({"a":null,"b":null,"c":null})"},
        {"{}", R"({"a":null})", R"({"a":null,"c":null})", R"({,"b":null})", R"({"b":null,})"}},
@@ -80,14 +81,18 @@ TEST(JsonSchema, Objects) {
 
 TEST(JsonSchema, Arrays) {
   check({
-      {R"({"type":"array","items":{"type":"integer"}})", {"[]", "[1]", "[1, 2,3]", "[\n  1,\n  2\n]"}, {"[\"a\"]", "[1,]", "[,1]"}},
+      {R"({"type":"array","items":{"type":"integer"}})",
+       {"[]", "[1]", "[1, 2,3]", "[\n  1,\n  2\n]"},
+       {"[\"a\"]", "[1,]", "[,1]"}},
       {R"({"type":"array","items":{"type":"null"},"minItems":2,"maxItems":3})",
        {"[null,null]", "[null,null,null]"},
        {"[]", "[null]", "[null,null,null,null]"}},
       {R"({"type":"array","items":{"type":"null"},"minItems":1})", {"[null]", "[null,null,null]"}, {"[]"}},
       {R"({"type":"array","items":{"type":"null"},"maxItems":1})", {"[]", "[null]"}, {"[null,null]"}},
       {R"({"type":"array","maxItems":0})", {"[]"}, {"[1]"}},
-      {R"({"prefixItems":[{"type":"string"},{"type":"integer"}]})", {"[]", R"(["a"])", R"(["a",1])"}, {"[1]", R"(["a",1,2])"}},
+      {R"({"prefixItems":[{"type":"string"},{"type":"integer"}]})",
+       {"[]", R"(["a"])", R"(["a",1])"},
+       {"[1]", R"(["a",1,2])"}},
       {R"({"prefixItems":[{"type":"string"}],"items":{"type":"integer"},"minItems":2})",
        {R"(["a",1])", R"(["a",1,2,3])"},
        {"[]", R"(["a"])", R"(["a","b"])"}},
@@ -108,7 +113,9 @@ TEST(JsonSchema, Strings) {
       {R"({"type":"string","pattern":"b"})", {R"("b")", R"("abc")", R"("\nb\"")"}, {R"("a")", R"("")"}},
       {R"({"type":"string","pattern":"^a|b$"})", {R"("a1")", R"("1b")"}, {R"("1a")", R"("b1")"}},
       {R"({"type":"string","pattern":"^\"\\\\\\n$"})", {R"("\"\\\n")"}, {R"("a")"}},
-      {R"({"type":"string","pattern":"^a+$","minLength":2,"maxLength":3})", {R"("aa")", R"("aaa")"}, {R"("a")", R"("aaaa")"}},
+      {R"({"type":"string","pattern":"^a+$","minLength":2,"maxLength":3})",
+       {R"("aa")", R"("aaa")"},
+       {R"("a")", R"("aaaa")"}},
       {R"({"type":"string","pattern":"a","maxLength":2})", {R"("a")", R"("xa")", R"("ay")"}, {R"("xay")", R"("")"}},
       {R"({"type":"string","pattern":"^a*$","minLength":3})", {R"("aaa")", R"("aaaaaa")"}, {R"("aa")"}},
   });
@@ -118,13 +125,24 @@ TEST(JsonSchema, Formats) {
   check({
       {R"({"type":"string","format":"date"})",
        {R"("2024-02-29")", R"("2000-02-29")", R"("1999-12-31")", R"("2023-04-30")"},
-       {R"("2023-02-29")", R"("1900-02-29")", R"("2023-04-31")", R"("2023-13-01")", R"("2023-00-01")", R"("23-01-01")"}},
-      {R"({"type":"string","format":"time"})", {R"("23:59:59Z")", R"("00:00:00.123+02:00")"}, {R"("24:00:00Z")", R"("12:00:00")"}},
-      {R"({"type":"string","format":"date-time"})", {R"("2024-02-29T12:00:00Z")"}, {R"("2024-02-29")", R"("2024-02-29 12:00:00Z")"}},
-      {R"({"type":"string","format":"duration"})", {R"("P1Y2M3D")", R"("PT5M")", R"("P3W")", R"("P1DT12H")"}, {R"("P")", R"("PT")", R"("1D")"}},
+       {R"("2023-02-29")", R"("1900-02-29")", R"("2023-04-31")", R"("2023-13-01")", R"("2023-00-01")",
+        R"("23-01-01")"}},
+      {R"({"type":"string","format":"time"})",
+       {R"("23:59:59Z")", R"("00:00:00.123+02:00")"},
+       {R"("24:00:00Z")", R"("12:00:00")"}},
+      {R"({"type":"string","format":"date-time"})",
+       {R"("2024-02-29T12:00:00Z")"},
+       {R"("2024-02-29")", R"("2024-02-29 12:00:00Z")"}},
+      {R"({"type":"string","format":"duration"})",
+       {R"("P1Y2M3D")", R"("PT5M")", R"("P3W")", R"("P1DT12H")"},
+       {R"("P")", R"("PT")", R"("1D")"}},
       {R"({"type":"string","format":"uuid"})", {R"("123e4567-e89b-12d3-a456-426614174000")"}, {R"("123e4567")"}},
-      {R"({"type":"string","format":"ipv4"})", {R"("192.168.0.255")", R"("0.0.0.0")"}, {R"("256.1.1.1")", R"("1.2.3")", R"("01.2.3.4")"}},
-      {R"({"type":"string","format":"ipv6"})", {R"("::")", R"("2001:db8::1")", R"("1:2:3:4:5:6:7:8")"}, {R"(":::")", R"("1:2:3:4:5:6:7:8:9")", R"("12345::")"}},
+      {R"({"type":"string","format":"ipv4"})",
+       {R"("192.168.0.255")", R"("0.0.0.0")"},
+       {R"("256.1.1.1")", R"("1.2.3")", R"("01.2.3.4")"}},
+      {R"({"type":"string","format":"ipv6"})",
+       {R"("::")", R"("2001:db8::1")", R"("1:2:3:4:5:6:7:8")"},
+       {R"(":::")", R"("1:2:3:4:5:6:7:8:9")", R"("12345::")"}},
       {R"({"type":"string","format":"email"})", {R"("a.b@example.org")"}, {R"("a")", R"("@b.c")", R"("a..b@c.de")"}},
       {R"({"type":"string","format":"hostname"})", {R"("example.org")", R"("a")"}, {R"("-a.b")", R"("a..b")"}},
       {R"({"type":"string","format":"uri"})", {R"("https://example.org/a?b=c%20d")"}, {R"("example")"}},
@@ -136,7 +154,9 @@ TEST(JsonSchema, NumericRanges) {
   check({
       {R"({"type":"integer","minimum":0,"maximum":100})", {"0", "7", "99", "100"}, {"-1", "101", "007", "1000"}},
       {R"({"type":"integer","minimum":-5,"maximum":17})", {"-5", "-1", "0", "17"}, {"-6", "18", "-0"}},
-      {R"({"type":"integer","minimum":98,"maximum":1203})", {"98", "99", "100", "999", "1000", "1199", "1203"}, {"97", "1204", "9"}},
+      {R"({"type":"integer","minimum":98,"maximum":1203})",
+       {"98", "99", "100", "999", "1000", "1199", "1203"},
+       {"97", "1204", "9"}},
       {R"({"type":"integer","exclusiveMinimum":0,"exclusiveMaximum":3})", {"1", "2"}, {"0", "3"}},
       {R"({"type":"integer","minimum":1.5,"maximum":3.5})", {"2", "3"}, {"1", "4"}},
       {R"({"type":"integer","minimum":-10,"maximum":-3})", {"-10", "-3"}, {"-2", "-11", "3"}},
@@ -144,9 +164,15 @@ TEST(JsonSchema, NumericRanges) {
       {R"({"type":"integer","maximum":-1000})", {"-1000", "-12345"}, {"-999", "1000"}},
       {R"({"type":"integer","minimum":0,"exclusiveMinimum":true})", {"1"}, {"0"}},
       {R"({"type":"integer","minimum":5,"exclusiveMinimum":3})", {"5"}, {"4"}},
-      {R"({"type":"number","minimum":0,"maximum":1})", {"0", "1", "0.5", "1.0", "0.000"}, {"1.01", "-0.1", "2", "1e0", "-0"}},
-      {R"({"type":"number","exclusiveMinimum":0,"exclusiveMaximum":1})", {"0.1", "0.999", "0.001"}, {"0", "1", "1.0", "0.0", "-0"}},
-      {R"({"type":"number","minimum":-1.25,"maximum":10.5})", {"-1.25", "-1.2", "-0.5", "0", "9.99", "10.5", "10.50", "10"}, {"-1.26", "-1.3", "10.51", "11", "-2"}},
+      {R"({"type":"number","minimum":0,"maximum":1})",
+       {"0", "1", "0.5", "1.0", "0.000"},
+       {"1.01", "-0.1", "2", "1e0", "-0"}},
+      {R"({"type":"number","exclusiveMinimum":0,"exclusiveMaximum":1})",
+       {"0.1", "0.999", "0.001"},
+       {"0", "1", "1.0", "0.0", "-0"}},
+      {R"({"type":"number","minimum":-1.25,"maximum":10.5})",
+       {"-1.25", "-1.2", "-0.5", "0", "9.99", "10.5", "10.50", "10"},
+       {"-1.26", "-1.3", "10.51", "11", "-2"}},
       {R"({"type":"number","minimum":0.05})", {"0.05", "0.1", "12345.678"}, {"0.04", "0", "-1", "0.0499"}},
       {R"({"type":"number","minimum":1e3,"maximum":1.5e3})", {"1000", "1500.0", "1234.5"}, {"999.9", "1500.01"}},
   });
@@ -169,10 +195,14 @@ TEST(JsonSchema, IntegerRangesAgreeWithComparison) {
 
 TEST(JsonSchema, EnumAndConst) {
   check({
-      {R"({"enum":["a","ab",1,null,true,1.5]})", {R"("a")", R"("ab")", "1", "null", "true", "1.5"}, {"2", R"("b")", "1.0"}},
+      {R"({"enum":["a","ab",1,null,true,1.5]})",
+       {R"("a")", R"("ab")", "1", "null", "true", "1.5"},
+       {"2", R"("b")", "1.0"}},
       {R"({"type":"string","enum":["a",1]})", {R"("a")"}, {"1"}},
       {R"({"const":"x\ny"})", {R"("x\ny")"}, {R"("x")"}},
-      {R"({"const":{"a":[1,{"b":null}],"c":"d"}})", {R"({"a":[1,{"b":null}],"c":"d"})", R"({"a": [1, {"b": null}], "c": "d"})"}, {R"({"a":[1]})"}},
+      {R"({"const":{"a":[1,{"b":null}],"c":"d"}})",
+       {R"({"a":[1,{"b":null}],"c":"d"})", R"({"a": [1, {"b": null}], "c": "d"})"},
+       {R"({"a":[1]})"}},
       {R"({"enum":[[],{}]})", {"[]", "{}"}, {"[1]"}},
       {R"({"enum":["a","b"],"const":"b"})", {R"("b")"}, {R"("a")"}},
   });
@@ -193,11 +223,15 @@ TEST(JsonSchema, Combinations) {
        {"{}"}},
       {R"({"allOf":[{"type":"integer","minimum":0},{"minimum":3,"maximum":9},{"maximum":5}]})", {"3", "5"}, {"2", "6"}},
       {R"({"allOf":[{"type":["string","null"]},{"type":["null","integer"]}]})", {"null"}, {"1", R"("a")"}},
-      {R"({"allOf":[{"$ref":"#/$defs/a"}],"description":"as pydantic writes it","$defs":{"a":{"enum":["x"]}}})", {R"("x")"}, {R"("y")"}},
+      {R"({"allOf":[{"$ref":"#/$defs/a"}],"description":"as pydantic writes it","$defs":{"a":{"enum":["x"]}}})",
+       {R"("x")"},
+       {R"("y")"}},
       {R"({"allOf":[{"properties":{"a":{"minimum":1}}},{"properties":{"a":{"type":"integer","maximum":2}}}],"type":"object","required":["a"]})",
        {R"({"a":1})", R"({"a":2})"},
        {R"({"a":0})", R"({"a":3})"}},
-      {R"({"anyOf":[{"type":"string"}],"oneOf":[{"maxLength":2},{"minLength":4}]})", {R"("a")", R"("abcd")"}, {R"("abc")", "1"}},
+      {R"({"anyOf":[{"type":"string"}],"oneOf":[{"maxLength":2},{"minLength":4}]})",
+       {R"("a")", R"("abcd")"},
+       {R"("abc")", "1"}},
   });
 }
 
@@ -211,7 +245,9 @@ TEST(JsonSchema, References) {
       {R"({"$defs":{"t":{"type":"object","properties":{"kids":{"type":"array","items":{"$ref":"#/$defs/t"}}},"required":["kids"]}},"$ref":"#/$defs/t"})",
        {R"({"kids":[]})", R"({"kids":[{"kids":[]},{"kids":[{"kids":[]}]}]})"},
        {R"({"kids":[{}]})"}},
-      {R"({"$defs":{"p":{"type":"object","properties":{"a":{"type":"null"}}}},"$ref":"#/$defs/p","required":["a"]})", {R"({"a":null})"}, {"{}"}},
+      {R"({"$defs":{"p":{"type":"object","properties":{"a":{"type":"null"}}}},"$ref":"#/$defs/p","required":["a"]})",
+       {R"({"a":null})"},
+       {"{}"}},
       // Merging recursive schemas gives a recursive schema.
       {R"({"$defs":{"a":{"type":"object","properties":{"x":{"anyOf":[{"$ref":"#/$defs/a"},{"type":"null"}]}}},
                     "b":{"properties":{"x":{"anyOf":[{"$ref":"#/$defs/b"},{"type":"null"}]}},"required":["x"]}},
@@ -248,10 +284,13 @@ TEST(JsonSchema, ErrorsNameTheKeyword) {
       {R"({"$ref":"#/nowhere"})", "/$ref: the reference \"#/nowhere\" leads nowhere"},
       {R"({"$ref":"#foo"})", "/$ref: references to anchors"},
       {R"({"$ref":"#"})", "refers to itself directly"},
-      {R"({"$defs":{"a":{"anyOf":[{"$ref":"#/$defs/a"},{"type":"null"}]}},"$ref":"#/$defs/a"})", "refers to itself directly"},
+      {R"({"$defs":{"a":{"anyOf":[{"$ref":"#/$defs/a"},{"type":"null"}]}},"$ref":"#/$defs/a"})",
+       "refers to itself directly"},
       {R"({"allOf":[{"$ref":"#"},{"type":"null"}]})", "/allOf: a reference that refers to itself directly"},
-      {R"({"allOf":[{"pattern":"a"},{"pattern":"b"}],"type":"string"})", "/allOf: cannot merge two different values of \"pattern\""},
-      {R"({"allOf":[{"properties":{"a":{}},"additionalProperties":false},{"properties":{"b":{}}}]})", "/allOf: cannot merge \"additionalProperties\""},
+      {R"({"allOf":[{"pattern":"a"},{"pattern":"b"}],"type":"string"})",
+       "/allOf: cannot merge two different values of \"pattern\""},
+      {R"({"allOf":[{"properties":{"a":{}},"additionalProperties":false},{"properties":{"b":{}}}]})",
+       "/allOf: cannot merge \"additionalProperties\""},
       {R"({"allOf":[]})", "/allOf: must be a non-empty array"},
       {R"({"anyOf":{}})", "/anyOf: must be a non-empty array"},
       {R"({"enum":[]})", "/enum: must be a non-empty array"},
@@ -269,7 +308,8 @@ TEST(JsonSchema, ErrorsNameTheKeyword) {
   for (const auto& [text, message] : cases) {
     const auto result = compile_json_schema(text, TestVocabulary::usual().vocabulary);
     ASSERT_FALSE(result.ok()) << text;
-    EXPECT_NE(std::string(result.error().what()).find(message), std::string::npos) << text << ": " << result.error().what();
+    EXPECT_NE(std::string(result.error().what()).find(message), std::string::npos)
+        << text << ": " << result.error().what();
   }
 }
 
@@ -293,13 +333,11 @@ TEST(JsonSchema, HostileSchemasEndInAnError) {
   const auto start = std::chrono::steady_clock::now();
   refused(nested);  // either answer is fine, but it must come quickly
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
-  EXPECT_TRUE(refused(R"({"type":"array","prefixItems":[)" +
-                      [] {
-                        std::string parts;
-                        for (int i = 0; i < 30; ++i) parts += R"({"type":"string","pattern":"^.{0,4000}$"},)";
-                        return parts;
-                      }() +
-                      R"({"type":"null"}]})"));
+  EXPECT_TRUE(refused(R"({"type":"array","prefixItems":[)" + [] {
+    std::string parts;
+    for (int i = 0; i < 30; ++i) parts += R"({"type":"string","pattern":"^.{0,4000}$"},)";
+    return parts;
+  }() + R"({"type":"null"}]})"));
 }
 
 TEST(JsonSchema, DepthLimitOfRecursionHasNoDeadEnd) {

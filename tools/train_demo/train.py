@@ -69,13 +69,13 @@ DEMO = Recipe(
     ),
 )
 SIBLING = Recipe(
-    steps=600,
-    decay_steps=300,
+    steps=400,
+    decay_steps=200,
     locality=0.0,
     stages=(
-        Stage(200, 128, 4e-3, 30, LEARN_RETRIEVAL),
-        Stage(300, 256, 4e-3, 60, LEARN_RETRIEVAL),
-        Stage(600, 512, 1e-3, 60, SHARPEN, near_miss_share=0.4),
+        Stage(150, 128, 4e-3, 30, LEARN_RETRIEVAL),
+        Stage(200, 256, 4e-3, 60, LEARN_RETRIEVAL),
+        Stage(400, 512, 1e-3, 60, SHARPEN),
     ),
 )
 SIBLINGS = (("bam", True), ("rope", True), ("alibi", True), ("nope", True), ("bam", False))
@@ -233,12 +233,12 @@ class Run:
             start = time.monotonic()
             line = self.train_step()
             self.seconds += time.monotonic() - start
-            if self.step % 50 == 0:
+            if self.step % 50 == 0 or self.step == self.steps:
                 eta = (self.steps - self.step) * self.seconds / self.step / 60
                 self.log(f"step {self.step} {line}  {self.seconds:.0f} s, ETA {eta:.1f} min")
+                self.save()
             if self.step % self.args.eval_every == 0 or self.step == self.steps:
                 self.log(self.validate() + "\n" + self.heads())
-                self.save()
             if self.step % self.args.export_every == 0 or self.step == self.steps:
                 export.write_checkpoint(self.model, self.args.work, self.out)
         self.log(f"{self.name}: done in {self.seconds / 60:.1f} min")
@@ -259,7 +259,7 @@ def main() -> None:
     torch.set_flush_denormal(True)
     prepare(args.work)
     if args.preset == "siblings":
-        shape = dict(hidden_size=128, intermediate_size=256, num_layers=3, num_heads=4)
+        shape = dict(hidden_size=96, intermediate_size=192, num_layers=3, num_heads=3)
         for encoding, ssmax in SIBLINGS:
             name = encoding + ("-ssmax" if ssmax else "")
             config = Config(position_encoding=encoding, ssmax=ssmax, **shape)

@@ -11,7 +11,7 @@ import {linearScale, linearTicks} from './scales.js';
 import {visible} from './tokens.js';
 
 const SAMPLE = 'The pass key is 48213. Remember it. 48213 is the pass key. The grass is green. The sky is blue. '
-  + 'The sun is yellow. Here we go. There and back again. What is the pass key? The pass key is';
+  + 'The sun is yellow. Here we go. There and back again. What is the pass key? The pass key is 482';
 const LIMIT = 2048; // the server's
 const DELAY_MS = 300;
 
@@ -98,8 +98,8 @@ export class AttentionView {
     const options = (n) => Array.from({length: n}, (_, i) => h('option', {value: String(i)}, String(i)));
     fill(this.layer, options(this.#model.num_layers));
     fill(this.head, options(this.#model.num_heads));
-    // A retrieval head shows most; its weight on a far token is what the paper's figure is about.
-    const start = this.#model.heads.findLast((head) => head.class === 'retrieval') ?? this.#model.heads[0];
+    // The most far-sighted head shows most: asked for the next digit, it looks at where the number was given.
+    const start = this.#model.heads.reduce((best, head) => (head.beta < best.beta ? head : best));
     this.layer.value = String(start.layer);
     this.head.value = String(start.head);
   }

@@ -146,7 +146,8 @@ export class Cursor {
   }
 }
 
-// Lines over the last `windowS` seconds, with a legend that shows the latest values.
+// Lines over the time since the first reading, at least one minute and at most `windowS` seconds, with a legend that shows
+// the latest values.
 export class TimeChart {
   #series;
   #samples = [];
@@ -165,7 +166,7 @@ export class TimeChart {
       h('li', {}, h('i', {class: `swatch ${s.className}`}), s.name, ' ', this.#values[i])));
     const box = h('div', {});
     host.append(h('div', {class: 'chart-head'}, h('h3', {}, title), legend), box);
-    this.#chart = new Chart(box, {height, label: `${title} over the last ${windowS / 60} minutes`,
+    this.#chart = new Chart(box, {height, label: `${title} over time`,
       draw: (canvas) => this.#draw(canvas)});
   }
 
@@ -189,10 +190,12 @@ export class TimeChart {
   #draw({root, width, height}) {
     const now = this.#samples.at(-1)?.timeS ?? 0;
     const highest = Math.max(0, ...this.#samples.flatMap((s) => s.values.map((v) => v ?? 0)));
-    const x = linearScale([-this.#windowS, 0], [52, width - 14]);
+    const spanS = Math.min(this.#windowS, Math.max(60, now - (this.#samples[0]?.timeS ?? now)));
+    const x = linearScale([-spanS, 0], [52, width - 14]);
     const y = linearScale([0, highest > 0 ? highest * 1.08 : 1], [height - 22, 10]);
-    const xTicks = linearTicks([-this.#windowS / 60, 0], width < 420 ? 3 : 5).map((minutes) => ({
-      value: minutes * 60, text: minutes === 0 ? 'now' : `−${-minutes} min`}));
+    const [unitS, unit] = spanS > 120 ? [60, 'min'] : [1, 's'];
+    const xTicks = linearTicks([-spanS / unitS, 0], width < 420 ? 3 : 5).map((units) => ({
+      value: units * unitS, text: units === 0 ? 'now' : `−${-units} ${unit}`}));
     const yTicks = linearTicks(y.domain, 3).filter((value) => highest > 0 || value === 0)
       .map((value) => ({value, text: this.#format(value)}));
     axes(root, {x, y, xTicks, yTicks});

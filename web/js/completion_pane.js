@@ -4,7 +4,7 @@ import {tokenCounter} from './token_counter.js';
 import {legend, TokenView} from './tokens.js';
 
 const PATH = '/v1/completions';
-const SAMPLES = ['Once upon a time', 'The old man looked at the sea and', 'There are three things that'];
+const SAMPLES = ['And it came to pass', 'In the beginning', 'Once upon a time'];
 
 export class CompletionPane {
   #views = [];

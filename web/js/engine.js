@@ -6,6 +6,7 @@ import {fill, h} from './dom.js';
 import {bytes, count, percent, rate, seconds, short} from './format.js';
 import {Notice} from './notice.js';
 import {histogramDelta, mean, Metrics, quantile} from './prometheus.js';
+import {PromptCounter} from './prompt_counter.js';
 import {RequestList} from './request_list.js';
 
 const INTERVAL_MS = 1000;
@@ -14,7 +15,8 @@ const LATENCY_WINDOW_S = 10;
 export class EngineView {
   #timer = 0;
   #running = false;
-  #history = []; // {timeS, metrics} of the last LATENCY_WINDOW_S
+  #history = []; // {timeS, metrics, computed} of the last LATENCY_WINDOW_S
+  #prompts = new PromptCounter();
 
   constructor(root) {
     this.notice = new Notice();
@@ -51,6 +53,7 @@ export class EngineView {
     if (this.#running) return;
     this.#running = true;
     this.#history = [];
+    this.#prompts.reset();
     for (const chart of Object.values(this.charts)) chart.gap();
     this.#poll();
   }
@@ -94,9 +97,14 @@ export class EngineView {
   #show(metrics, live, health) {
     const timeS = performance.now() / 1000;
     const previous = this.#history.at(-1);
-    this.#history.push({timeS, metrics});
+    if (previous && metrics.value('bam_steps_total') < previous.metrics.value('bam_steps_total')) {
+      this.#history = []; // another server process
+      this.#prompts.reset();
+    }
+    const computed = this.#prompts.add(metrics, live.data);
+    this.#history.push({timeS, metrics, computed});
     while (this.#history.length > 2 && this.#history[0].timeS < timeS - LATENCY_WINDOW_S) this.#history.shift();
-    const rates = this.#showRates(metrics, previous, timeS);
+    const rates = this.#showRates();
     this.#showLatency(metrics, timeS);
     this.charts.load.push(timeS, [live.running, live.waiting]);
     this.requests.set(live.data, ownRequests);
@@ -105,24 +113,25 @@ export class EngineView {
         + `${seconds(live.queued_work_seconds)} of work ahead`
       : `${count(live.running)} running, none waiting`;
     this.#showPages(metrics);
-    this.#showTiles(metrics, live, health, rates);
+    this.#showTiles(metrics, computed, health, rates);
   }
 
-  #showRates(metrics, previous, timeS) {
-    if (!previous) return {prompt: 0, generated: 0};
-    const elapsed = timeS - previous.timeS;
-    const per = (name) => Math.max(0, metrics.value(name) - previous.metrics.value(name)) / elapsed;
-    const rates = {prompt: per('bam_prompt_tokens_total'), generated: per('bam_generation_tokens_total')};
-    this.charts.throughput.push(timeS, [rates.prompt, rates.generated]);
-    return rates;
+  #showRates() {
+    const [before, now] = this.#history.slice(-2);
+    if (!now) return {prompt: 0, generated: 0};
+    const elapsedS = now.timeS - before.timeS;
+    const generated = (reading) => reading.metrics.value('bam_generation_tokens_total');
+    const rates = {prompt: before.computed === null ? null : (now.computed - before.computed) / elapsedS,
+      generated: Math.max(0, generated(now) - generated(before)) / elapsedS};
+    this.charts.throughput.push(now.timeS, [rates.prompt, rates.generated]);
+    return {...rates, prompt: rates.prompt ?? 0};
   }
 
   #showLatency(metrics, timeS) {
     const oldest = this.#history[0].metrics;
-    const recent = (name) => histogramDelta(metrics.histogram(name), oldest === metrics ? null : oldest.histogram(name));
     for (const [chart, name] of [[this.charts.ttft, 'bam_time_to_first_token_seconds'],
       [this.charts.itl, 'bam_inter_token_latency_seconds']]) {
-      const histogram = oldest === metrics ? {counts: [], bounds: [], sum: 0, count: 0} : recent(name);
+      const histogram = histogramDelta(metrics.histogram(name), oldest.histogram(name));
       chart.push(timeS, [mean(histogram), quantile(histogram, 0.95)]);
     }
   }
@@ -138,7 +147,7 @@ export class EngineView {
       + ' when none is freed early';
   }
 
-  #showTiles(metrics, live, health, rates) {
+  #showTiles(metrics, computed, health, rates) {
     const queries = metrics.value('bam_prefix_cache_queries_total');
     const hits = metrics.value('bam_prefix_cache_hits_total');
     const visited = metrics.value('bam_attention_tiles_total', {outcome: 'visited'});
@@ -146,7 +155,7 @@ export class EngineView {
     const finished = metrics.value('bam_requests_finished_total');
     const tile = (name, value, note) => h('div', {}, h('dt', {}, name), h('dd', {}, value, h('small', {}, note)));
     fill(this.tiles,
-      tile('Reading', rate(rates.prompt), `prompt tokens/s, ${short(metrics.value('bam_prompt_tokens_total'))} in all`),
+      tile('Reading', rate(rates.prompt), `prompt tokens/s, ${short(computed ?? 0)} in all`),
       tile('Writing', rate(rates.generated), `tokens/s, ${short(metrics.value('bam_generation_tokens_total'))} in all`),
       tile('Prefix cache', queries > 0 ? percent(hits / queries) : '–',
         queries > 0 ? `${short(hits)} of ${short(queries)} tokens found` : 'nothing looked up yet'),

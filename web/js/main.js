@@ -40,7 +40,10 @@ function describeModel(props) {
   const size = meta.num_parameters >= 1e6
     ? `${(meta.num_parameters / 1e6).toFixed(meta.num_parameters < 1e7 ? 1 : 0)}M parameters`
     : `${count(meta.num_parameters)} parameters`;
-  return `${model.id} · ${size} · ${meta.weight_dtype} on ${meta.device} · trained at ${short(meta.training_context)}`;
+  return {
+    line: `${model.id} · ${size} · ${meta.weight_dtype} · trained at ${short(meta.training_context)}`,
+    more: `${model.id}, bam ${props.version}, ${meta.device}, ${count(props.engine.max_model_len)} tokens at most`,
+  };
 }
 
 // ---- status in the header
@@ -61,9 +64,9 @@ async function refreshStatus(options = {quiet: true}) {
     setStatus(health.status, STATES[health.status] ?? health.status);
     if (health.status === 'loading') byId('model-line').textContent = 'the model is being loaded …';
     else {
-      const line = describeModel(await app.info());
+      const {line, more} = describeModel(await app.info());
       byId('model-line').textContent = line;
-      byId('model-line').title = line;
+      byId('model-line').title = more;
       if (before !== 'ok' && before !== 'connecting') mounted.get(active)?.show?.();
     }
   } catch (error) {

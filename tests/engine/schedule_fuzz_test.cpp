@@ -1,0 +1,310 @@
+// Thousands of random schedules without a model: arrivals, cancels, failures, forks, priorities, shared prefixes,
+// finite reaches, tiny pools, prompts of up to 500K tokens. Physical pages are simulated by what was written to them,
+// so a page that is freed too early, owned twice or hit by mistake is noticed when it is read.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+#include "engine/scheduler.h"
+
+namespace bam {
+namespace {
+
+uint64_t mix(uint64_t h, uint64_t x) {
+  h = (h ^ x) * 0x9e3779b97f4a7c15u;
+  return h ^ (h >> 29);
+}
+
+// What a page holds: `filled` keys of one block of one group, of a text whose tokens up to there hash to `text`.
+struct PageContent {
+  int group = -1;
+  int64_t block = -1, filled = 0;
+  uint64_t text = 0;
+  bool operator==(const PageContent&) const = default;
+};
+
+struct Settings {
+  uint64_t seed = 0;
+  int64_t max_prompt = 600;
+  int num_requests = 20;
+  int max_sequences = 8;
+  bool check_everything = true;  // O(pages) checks after every step
+};
+
+struct SimSequence : Sequence {
+  std::vector<uint64_t> text = {0};  // [known + 1] hash of the first i tokens
+  int32_t forks_left = 0;
+  int64_t cancel_at_step = -1, fail_at_step = -1;
+  int64_t first_own_block = 0;
+  bool started = false;
+
+  void push(int32_t token) {
+    tokens.push_back(token);
+    text.push_back(mix(text.back(), static_cast<uint64_t>(token) + 1));
+  }
+};
+
+class Simulation {
+ public:
+  explicit Simulation(const Settings& settings) : settings_(settings), rng_(settings.seed) {
+    const int page = pick(4) == 0 ? 128 : 64;
+    std::vector<int64_t> reach;
+    for (int g = 0, n = 1 + pick(3); g < n; ++g) reach.push_back(pick(2) ? -1 : pick(500));
+    limits_.max_num_seqs = 1 + pick(settings.max_sequences);
+    limits_.max_batched_tokens = std::max<int64_t>(limits_.max_num_seqs, int64_t{1} << (4 + pick(8)));
+    limits_.max_logit_rows = limits_.max_num_seqs + pick(64);
+    limits_.step_target_ms = 1 + pick(60);
+    const KvGeometry geometry(page, reach, limits_.max_batched_tokens);
+    max_len_ = settings.max_prompt + 60;
+    const int64_t alone = geometry.pages_for(max_len_);
+    const int64_t pages = alone + pick(static_cast<int>(std::min<int64_t>(2 * alone, 1 << 20)) + 1) * pick(2);
+    kv_ = std::make_unique<KvCache>(geometry, pages, pick(4) != 0, 1);
+    content_.resize(static_cast<size_t>(pages));
+    scheduler_ = std::make_unique<Scheduler>(limits_, *kv_, cost_);
+  }
+
+  void run() {
+    int created = 0;
+    int64_t idle = 0;
+    while (created < settings_.num_requests || !live_.empty()) {
+      while (created < settings_.num_requests && (live_.empty() || pick(3) == 0)) add_request(created++);
+      step();
+      idle = rows_in_step_ == 0 ? idle + 1 : 0;
+      ASSERT_LT(idle, 2) << "work is left but nothing was computed";
+      ASSERT_LT(steps_, 400'000) << "some request never ends";
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+    EXPECT_EQ(kv_->pool().num_used(), 0);
+    EXPECT_EQ(kv_->check_integrity(), "");
+    EXPECT_EQ(ended_, created_sequences_);
+  }
+
+  int64_t preemptions() const { return preemptions_; }
+  uint64_t evictions() const { return kv_->num_evicted(); }
+  int64_t hits() const { return hits_; }
+
+ private:
+  int pick(int n) { return static_cast<int>(rng_() % static_cast<uint64_t>(n)); }
+
+  void add_request(int index) {
+    auto owned = std::make_unique<SimSequence>();
+    SimSequence& s = *owned;
+    s.arrival = static_cast<uint64_t>(index) + 1;
+    s.priority = pick(5) == 0 ? pick(3) - 1 : 0;
+    // One of a few documents, cut somewhere, then something of its own.
+    const int64_t length = pick(6) == 0 ? 1 + pick(static_cast<int>(settings_.max_prompt))
+                                        : 1 + pick(static_cast<int>(std::min<int64_t>(settings_.max_prompt, 400)));
+    const int64_t shared = pick(3) == 0 ? 0 : pick(static_cast<int>(length));
+    const int document = pick(3);
+    for (int64_t i = 0; i < length; ++i) {
+      s.push(i < shared ? static_cast<int32_t>(mix(static_cast<uint64_t>(document), static_cast<uint64_t>(i)) % 1000)
+                        : static_cast<int32_t>(rng_() % 1000));
+    }
+    s.num_prompt = length;
+    s.max_len = length + 1 + pick(59);
+    if (pick(4) == 0) s.blocks.salt = "salt";
+    if (pick(6) == 0) s.forks_left = 1 + pick(3);
+    if (pick(5) == 0) s.cancel_at_step = steps_ + pick(30);
+    if (pick(12) == 0) s.fail_at_step = steps_ + pick(30);
+    if (pick(8) == 0) s.logits_from = 0;
+    scheduler_->add(s);
+    live_.push_back(std::move(owned));
+    ++created_sequences_;
+  }
+
+  void step() {
+    ++steps_;
+    // Clients that give up, requests that break.
+    std::vector<SimSequence*> all;
+    for (auto& s : live_) all.push_back(s.get());
+    for (SimSequence* s : all) {
+      if (s->cancel_at_step == steps_)
+        end(*s, false);
+      else if (s->fail_at_step == steps_)
+        end(*s, true);
+    }
+    const SchedulePlan& plan = scheduler_->schedule();
+    for (const PageCopy& copy : kv_->pending_copies()) at(copy.to) = at(copy.from);
+    kv_->pending_copies().clear();
+    preemptions_ += static_cast<int64_t>(plan.preempted.size());
+    for (Sequence* s : plan.admitted) note_admitted(*static_cast<SimSequence*>(s));
+    check_plan(plan);
+    rows_in_step_ = plan.load.rows;
+    const std::vector<ScheduledRows> rows = plan.rows;
+    for (const ScheduledRows& r : rows) compute(*static_cast<SimSequence*>(r.sequence), r.num_rows);
+    if (settings_.check_everything || steps_ % 64 == 0) check_books();
+  }
+
+  void note_admitted(SimSequence& s) {
+    if (!s.started) s.first_own_block = s.num_computed / kv_->geometry().page_size();
+    s.started = true;
+    hits_ += s.num_computed > 0;
+    ASSERT_LT(s.num_computed, s.num_known());
+    ASSERT_LE(s.num_computed, s.logits_from);
+  }
+
+  void check_plan(const SchedulePlan& plan) {
+    ASSERT_LE(plan.load.rows, limits_.max_batched_tokens);
+    ASSERT_LE(static_cast<int64_t>(scheduler_->running().size()), limits_.max_num_seqs);
+    int64_t logit_rows = 0;
+    for (const ScheduledRows& r : plan.rows) {
+      ASSERT_EQ(r.sequence->queue, Sequence::Queue::kRunning);
+      ASSERT_GT(r.num_rows, 0);
+      ASSERT_LE(r.num_rows, r.sequence->num_uncomputed());
+      logit_rows += r.sequence->wants_prompt_logits() ? r.num_rows : 1;
+    }
+    ASSERT_LE(logit_rows, limits_.max_logit_rows);
+    for (const Sequence* s : scheduler_->waiting()) {
+      ASSERT_EQ(s->blocks.num_pages, 0) << "a waiting sequence holds pages";
+      ASSERT_LE(s->overtaken, Scheduler::kMaxOvertakes);
+    }
+  }
+
+  PageContent& at(int32_t page) { return content_[static_cast<size_t>(page)]; }
+  int32_t entry(const Sequence& s, int g, int64_t block) {
+    return s.blocks.entries[static_cast<size_t>(g * s.blocks.stride + block)];
+  }
+
+  void compute(SimSequence& s, int64_t rows) {
+    const KvGeometry& geometry = kv_->geometry();
+    const int64_t page = geometry.page_size(), begin = s.num_computed, end = begin + rows;
+    for (int g = 0; g < geometry.num_groups(); ++g) {
+      // Everything the queries can reach must be what this sequence once wrote or would have written.
+      const int64_t first = geometry.first_needed_block(g, begin), full = begin / page;
+      const int64_t stride = settings_.check_everything ? 1 : std::max<int64_t>(1, (full - first) / 16);
+      for (int64_t b = first; b < full; b += stride) {
+        const int32_t p = entry(s, g, b);
+        ASSERT_NE(p, kNoPage) << "group " << g << " block " << b << " at " << begin;
+        ASSERT_EQ(at(p), (PageContent{g, b, page, s.text[static_cast<size_t>((b + 1) * page)]}));
+      }
+      for (int64_t b = full; b * page < end; ++b) {
+        const int32_t p = entry(s, g, b);
+        ASSERT_NE(p, kNoPage);
+        ASSERT_EQ(kv_->pool().ref_count(p), 1) << "writing to a shared page";
+        ASSERT_LT(kv_->pool().owner(p).node, 0) << "writing to a published page";
+        if (b * page < begin) {
+          ASSERT_EQ(at(p), (PageContent{g, b, begin - b * page, s.text[static_cast<size_t>(begin)]}));
+        }
+        const int64_t last = std::min(end, (b + 1) * page);
+        at(p) = {g, b, last - b * page, s.text[static_cast<size_t>(last)]};
+      }
+    }
+    s.num_computed = end;
+    if (s.wants_prompt_logits()) s.logits_from = end >= s.num_prompt - 1 ? INT64_MAX : std::max(s.logits_from, end);
+    kv_->commit(s.blocks, s.tokens, end);
+    if (s.num_uncomputed() > 0) return;
+    for (; s.forks_left > 0 && s.num_known() == s.num_prompt; --s.forks_left) fork(s);
+    s.push(static_cast<int32_t>(rng_() % 1000));
+    if (s.num_known() >= s.max_len) end_sequence(s);
+  }
+
+  void fork(SimSequence& s) {
+    auto owned = std::make_unique<SimSequence>();
+    SimSequence& child = *owned;
+    child.arrival = s.arrival;
+    child.choice = s.forks_left;
+    child.priority = s.priority;
+    child.promoted = s.promoted;
+    child.tokens = s.tokens;
+    child.text = s.text;
+    child.num_prompt = s.num_prompt;
+    child.num_computed = s.num_computed;
+    child.max_len = s.max_len;
+    child.started = true;
+    child.first_own_block = s.first_own_block;
+    kv_->fork(s.blocks, child.blocks);
+    scheduler_->add_running(child);
+    child.push(static_cast<int32_t>(rng_() % 1000));
+    live_.push_back(std::move(owned));
+    ++created_sequences_;
+    if (child.num_known() >= child.max_len) end_sequence(child);
+  }
+
+  void end(SimSequence& s, bool failed) {
+    if (failed) kv_->quarantine(s.blocks, s.tokens, s.first_own_block);
+    end_sequence(s);
+  }
+
+  void end_sequence(SimSequence& s) {
+    const int64_t used = kv_->pool().num_used();
+    const int64_t held = s.blocks.num_pages;
+    scheduler_->remove(s);
+    EXPECT_EQ(s.blocks.num_pages, 0);
+    EXPECT_LE(used - kv_->pool().num_used(), held);
+    ++ended_;
+    std::erase_if(live_, [&](const auto& p) { return p.get() == &s; });
+  }
+
+  void check_books() {
+    ASSERT_EQ(kv_->check_integrity(), "");
+    std::map<int32_t, int32_t> references;
+    for (const auto& s : live_) {
+      int64_t pages = 0;
+      for (int g = 0; g < kv_->geometry().num_groups(); ++g) {
+        for (int64_t b = 0; b < s->blocks.num_blocks; ++b) {
+          const int32_t p = entry(*s, g, b);
+          if (p == kNoPage) continue;
+          ++references[p];
+          ++pages;
+        }
+      }
+      ASSERT_EQ(pages, s->blocks.num_pages);
+      ASSERT_LE(pages, kv_->geometry().pages_for(s->max_len));
+    }
+    ASSERT_EQ(static_cast<int64_t>(references.size()), kv_->pool().num_used());
+    for (const auto& [page, count] : references) ASSERT_EQ(kv_->pool().ref_count(page), count) << "page " << page;
+  }
+
+  Settings settings_;
+  std::mt19937_64 rng_;
+  SchedulerLimits limits_;
+  CostModel cost_{20};
+  int64_t max_len_ = 0;
+  std::unique_ptr<KvCache> kv_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::vector<PageContent> content_;
+  std::vector<std::unique_ptr<SimSequence>> live_;
+  int64_t steps_ = 0, rows_in_step_ = 0, preemptions_ = 0, hits_ = 0, ended_ = 0, created_sequences_ = 0;
+};
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int kSchedules = 200;
+#else
+constexpr int kSchedules = 3000;
+#endif
+
+TEST(ScheduleFuzz, ThousandsOfRandomSchedulesKeepEveryPromise) {
+  int64_t preemptions = 0, hits = 0;
+  uint64_t evictions = 0;
+  for (int i = 0; i < kSchedules; ++i) {
+    SCOPED_TRACE("schedule " + std::to_string(i));
+    Simulation simulation(
+        {.seed = static_cast<uint64_t>(i), .max_prompt = 200 + 100 * (i % 8), .num_requests = 4 + i % 20});
+    simulation.run();
+    if (HasFailure()) return;
+    preemptions += simulation.preemptions();
+    hits += simulation.hits();
+    evictions += simulation.evictions();
+  }
+  // The schedules do exercise what they are meant to.
+  EXPECT_GT(preemptions, kSchedules / 2);
+  EXPECT_GT(hits, kSchedules);
+  EXPECT_GT(evictions, static_cast<uint64_t>(kSchedules));
+}
+
+TEST(ScheduleFuzz, LongPromptsBesideShortOnes) {
+  for (int i = 0; i < 12; ++i) {
+    SCOPED_TRACE("schedule " + std::to_string(i));
+    Simulation simulation({.seed = 1000 + static_cast<uint64_t>(i),
+                           .max_prompt = i % 4 == 0 ? 500'000 : 30'000,
+                           .num_requests = 16,
+                           .max_sequences = 16,
+                           .check_everything = false});
+    simulation.run();
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace bam
