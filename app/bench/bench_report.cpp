@@ -153,7 +153,8 @@ Table trust_table(const std::vector<json>& results) {
 
 std::string load_in_words(const json& result) {
   const json config = result.value("config", json::object());
-  std::string text = result.value("target", json::object()).value("url", "");
+  const json target = result.value("target", json());
+  std::string text = target.is_object() ? target.value("url", "") : "";
   text += config.value("mode", "") == "open"
               ? fmt::format(", open loop at {} requests/s",
                             config.contains("request_rate") ? config["request_rate"].dump() : "?")

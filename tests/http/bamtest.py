@@ -318,3 +318,11 @@ class ServerTest(unittest.TestCase):
 
     def tearDown(self):
         self.assertIsNone(self.server.process.poll(), "the server died:\n" + self.server.log())
+
+    def wait_for(self, condition, timeout=20):
+        deadline = time.time() + timeout
+        while time.time() < deadline:
+            if condition():
+                return
+            time.sleep(0.02)
+        self.fail("did not happen in time\n" + self.server.log())
