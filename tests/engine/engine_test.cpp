@@ -384,7 +384,6 @@ TEST_F(NanTest, ANanRequestFailsAloneAndLeavesNothingBehind) {
     expected.push_back(run(r)->wait());
     EXPECT_EQ(expected.back().choices[0].finish.reason, FinishReason::kLength);
   }
-  [[maybe_unused]] const int64_t cached_before = engine.snapshot()->pages_cached;
   for (int round = 0; round < 4; ++round) {
     // The poison comes late, so that blocks before it are published before anybody knows.
     auto bad_prompt = good[5].prompt;
