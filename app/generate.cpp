@@ -76,7 +76,8 @@ std::vector<int32_t> tokenize(const LoadedModel& model, const GenerateOptions& o
   if (tokenizer.chat_template().empty()) throw Error("--chat: the checkpoint has no chat template");
   const auto compiled = ChatTemplate::compile(tokenizer.chat_template());
   if (!compiled) throw Error("--chat: {}", compiled.error().what());
-  const auto rendered = compiled->render({{"user", text}}, {.bos_token = tokenizer.bos_token(), .eos_token = tokenizer.eos_token()});
+  const auto rendered =
+      compiled->render({{"user", text}}, {.bos_token = tokenizer.bos_token(), .eos_token = tokenizer.eos_token()});
   if (!rendered) throw Error("--chat: {}", rendered.error().what());
   return tokenizer.encode(*rendered, false, true);
 }
@@ -114,7 +115,8 @@ int generate(const ModelSettings& settings, const GenerateOptions& options) {
   if (ids.empty()) throw UsageError("the prompt is empty");
   const int64_t limit = model.engine->config().max_model_len;
   if (static_cast<int64_t>(ids.size()) + options.max_tokens > limit) {
-    throw Error("the context holds {} tokens; the prompt has {} and -n asks for {}", limit, ids.size(), options.max_tokens);
+    throw Error("the context holds {} tokens; the prompt has {} and -n asks for {}", limit, ids.size(),
+                options.max_tokens);
   }
   DecodeOptions decode;
   decode.at_text_start = options.chat;
@@ -149,9 +151,12 @@ int generate(const ModelSettings& settings, const GenerateOptions& options) {
     const double prefill_ms = ms_between(started, first), decode_ms = ms_between(first, Clock::now());
     const int64_t read = finish.prompt_tokens - finish.cached_tokens;
     std::fprintf(stderr, "prompt %ld tokens in %.1f ms (%.0f tok/s) | generated %ld in %.1f ms (%.1f tok/s) | %s\n",
-                 static_cast<long>(finish.prompt_tokens), prefill_ms, 1000.0 * static_cast<double>(read) / std::max(prefill_ms, 1e-3),
+                 static_cast<long>(finish.prompt_tokens), prefill_ms,
+                 1000.0 * static_cast<double>(read) / std::max(prefill_ms, 1e-3),
                  static_cast<long>(decoder.num_tokens()), decode_ms,
-                 decoder.num_tokens() > 1 ? 1000.0 * static_cast<double>(decoder.num_tokens() - 1) / std::max(decode_ms, 1e-3) : 0.0,
+                 decoder.num_tokens() > 1
+                     ? 1000.0 * static_cast<double>(decoder.num_tokens() - 1) / std::max(decode_ms, 1e-3)
+                     : 0.0,
                  decoder.finish_reason());
   }
   return 0;
@@ -163,10 +168,15 @@ int run_generate(int argc, char** argv) {
   CLI::App app("Generates text in the terminal, without a server.", "bam generate");
   GenerateOptions options;
   CLI::Option* prompt = app.add_option("-p,--prompt", options.prompt, "the prompt")->type_name("TEXT");
-  app.add_option("-f,--file", options.file, "read the prompt from a file; - is stdin")->type_name("FILE")->excludes(prompt);
-  app.add_option("-n,--max-tokens", options.max_tokens, "tokens to generate at most")->capture_default_str()->check(CLI::Range(1L, 1L << 40));
+  app.add_option("-f,--file", options.file, "read the prompt from a file; - is stdin")
+      ->type_name("FILE")
+      ->excludes(prompt);
+  app.add_option("-n,--max-tokens", options.max_tokens, "tokens to generate at most")
+      ->capture_default_str()
+      ->check(CLI::Range(1L, 1L << 40));
   app.add_option("--temperature", options.temperature, "0: greedy")->check(CLI::Range(0.0, 100.0));
-  app.add_option("--top-p", options.top_p, "smallest set of tokens with this probability")->check(CLI::Range(1e-9, 1.0));
+  app.add_option("--top-p", options.top_p, "smallest set of tokens with this probability")
+      ->check(CLI::Range(1e-9, 1.0));
   app.add_option("--top-k", options.top_k, "0: off")->check(CLI::Range(0, INT32_MAX));
   app.add_option("--min-p", options.min_p, "relative to the best token")->check(CLI::Range(0.0, 0.999999));
   app.add_option("--repetition-penalty", options.repetition_penalty, "1: off")->check(CLI::Range(1e-6, 100.0));
@@ -177,10 +187,11 @@ int run_generate(int argc, char** argv) {
   app.add_flag("--echo", options.echo, "print the prompt too");
   app.add_flag("-q,--quiet", options.quiet, "only the generated text");
   OptionFlags flags(app, [](const ServeOption& option) { return option.model; });
-  app.footer("Examples:\n"
-             "  bam generate -p \"Once upon a time\" -n 64 --temperature 0\n"
-             "  bam generate --model ./my-checkpoint -f prompt.txt --seed 7\n"
-             "  echo Hello | bam generate --chat");
+  app.footer(
+      "Examples:\n"
+      "  bam generate -p \"Once upon a time\" -n 64 --temperature 0\n"
+      "  bam generate --model ./my-checkpoint -f prompt.txt --seed 7\n"
+      "  echo Hello | bam generate --chat");
   return flags.run("generate", app, argc, argv, [&](const ServeConfig& config) {
     options.has_prompt = prompt->count() > 0;
     ModelSettings settings = config.model;

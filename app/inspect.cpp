@@ -26,7 +26,7 @@ struct Inspection {
   ModelConfig config;
   uint64_t file_bytes = 0;
   int64_t num_files = 0;
-  std::vector<HeadReport> heads;            // reach at the first of `lengths`
+  std::vector<HeadReport> heads;  // reach at the first of `lengths`
   std::vector<int64_t> lengths;
   std::vector<std::vector<int64_t>> reach;  // [length][head]
   uint64_t kv_memory_bytes = 0;
@@ -59,8 +59,8 @@ Inspection inspect_checkpoint(const ModelSettings& settings, const std::vector<i
   out.num_files = static_cast<int64_t>(weights.files.size());
   out.lengths = lengths;
   out.reach.resize(lengths.size());
-  const bool rotated = config.position_encoding == PositionEncoding::kRope ||
-                       config.position_encoding == PositionEncoding::kRopeLocal;
+  const bool rotated =
+      config.position_encoding == PositionEncoding::kRope || config.position_encoding == PositionEncoding::kRopeLocal;
   const auto rows_of = [&](const std::vector<float>& matrix, int64_t head) {
     const int64_t block = config.head_dim * config.hidden_size;
     return std::vector<float>(matrix.begin() + head * block, matrix.begin() + (head + 1) * block);
@@ -81,9 +81,11 @@ Inspection inspect_checkpoint(const ModelSettings& settings, const std::vector<i
       }
       if (!layer.seq_scale.empty()) head.seq_scale = layer.seq_scale[static_cast<size_t>(h)];
       const int64_t kv_head = h / (config.num_heads / config.num_kv_heads);
-      head.logit_bound = logit_bound(rows_of(wq, h), rows_of(wk, kv_head), norm, config.head_dim, config.hidden_size, rotated);
+      head.logit_bound =
+          logit_bound(rows_of(wq, h), rows_of(wk, kv_head), norm, config.head_dim, config.hidden_size, rotated);
       for (size_t i = 0; i < lengths.size(); ++i) {
-        out.reach[i].push_back(static_reach(spec, static_cast<int>(h), head.logit_bound, settings.attention_epsilon, lengths[i]));
+        out.reach[i].push_back(
+            static_reach(spec, static_cast<int>(h), head.logit_bound, settings.attention_epsilon, lengths[i]));
       }
       head.reach = out.reach.front().back();
       out.heads.push_back(head);
@@ -97,7 +99,8 @@ Inspection inspect_checkpoint(const ModelSettings& settings, const std::vector<i
 // Bytes that one token takes in all layers when no page is freed early.
 double kv_bytes_per_token(const ModelConfig& config, DType dtype, int page_size) {
   const KvLayout layout = make_kv_layout(dtype, static_cast<int>(config.head_dim), page_size);
-  return static_cast<double>(layout.page_bytes()) / page_size * static_cast<double>(config.num_layers * config.num_kv_heads);
+  return static_cast<double>(layout.page_bytes()) / page_size *
+         static_cast<double>(config.num_layers * config.num_kv_heads);
 }
 
 std::string reach_text(int64_t reach) { return reach < 0 ? "all" : std::to_string(reach); }
@@ -118,9 +121,15 @@ Json to_json(const Inspection& in, int page_size) {
     for (size_t k = 0; k < in.lengths.size(); ++k) {
       reach[std::to_string(in.lengths[k])] = in.reach[k][i] < 0 ? Json() : Json(in.reach[k][i]);
     }
-    heads.push_back({{"layer", head.layer}, {"head", head.head}, {"alpha", head.alpha}, {"beta", head.beta},
-                     {"theta_mu", head.theta_mu}, {"seq_scale", head.seq_scale}, {"class", head_class(config, head)},
-                     {"logit_bound", head.logit_bound}, {"reach", std::move(reach)}});
+    heads.push_back({{"layer", head.layer},
+                     {"head", head.head},
+                     {"alpha", head.alpha},
+                     {"beta", head.beta},
+                     {"theta_mu", head.theta_mu},
+                     {"seq_scale", head.seq_scale},
+                     {"class", head_class(config, head)},
+                     {"logit_bound", head.logit_bound},
+                     {"reach", std::move(reach)}});
   }
   return {{"checkpoint", in.checkpoint.string()},
           {"parameters", config.num_parameters_without_embedding() + config.num_embedding_parameters()},
@@ -147,27 +156,33 @@ void print_text(const Inspection& in, int page_size) {
   const ModelConfig& config = in.config;
   std::string out;
   out += fmt::format("checkpoint   {}\n", in.checkpoint.string());
-  out += fmt::format("parameters   {} ({} embedding + {} rest)\n",
-                     human_count(static_cast<double>(config.num_parameters_without_embedding() + config.num_embedding_parameters())),
-                     human_count(static_cast<double>(config.num_embedding_parameters())),
-                     human_count(static_cast<double>(config.num_parameters_without_embedding())));
-  out += fmt::format("files        {} in {} file(s), {}\n", human_bytes(in.file_bytes), in.num_files, dtype_name(config.torch_dtype));
-  out += fmt::format("shape        {} layers, hidden {}, FFN {}, {} heads ({} KV) of {}, vocabulary {}\n", config.num_layers,
-                     config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size);
+  out += fmt::format(
+      "parameters   {} ({} embedding + {} rest)\n",
+      human_count(static_cast<double>(config.num_parameters_without_embedding() + config.num_embedding_parameters())),
+      human_count(static_cast<double>(config.num_embedding_parameters())),
+      human_count(static_cast<double>(config.num_parameters_without_embedding())));
+  out += fmt::format("files        {} in {} file(s), {}\n", human_bytes(in.file_bytes), in.num_files,
+                     dtype_name(config.torch_dtype));
+  out += fmt::format("shape        {} layers, hidden {}, FFN {}, {} heads ({} KV) of {}, vocabulary {}\n",
+                     config.num_layers, config.hidden_size, config.intermediate_size, config.num_heads,
+                     config.num_kv_heads, config.head_dim, config.vocab_size);
   out += fmt::format("positions    {}{}, trained on {} tokens\n\n", position_encoding_name(config.position_encoding),
                      config.ssmax ? " with SSMax" : "", config.max_position_embeddings);
   out += fmt::format("KV cache     bytes/token   tokens in {}\n", human_bytes(in.kv_memory_bytes));
   for (const DType dtype : kKvTypes) {
     const double bytes = kv_bytes_per_token(config, dtype, page_size);
-    out += fmt::format("  {:<10} {:>12.0f}   {}\n", dtype_name(dtype), bytes, static_cast<int64_t>(static_cast<double>(in.kv_memory_bytes) / bytes));
+    out += fmt::format("  {:<10} {:>12.0f}   {}\n", dtype_name(dtype), bytes,
+                       static_cast<int64_t>(static_cast<double>(in.kv_memory_bytes) / bytes));
   }
   out += "\nlayer head   theta_alpha  theta_beta  theta_mu        s   class       bound";
-  for (const int64_t length : in.lengths) out += fmt::format("  {:>12}", "reach@" + human_count(static_cast<double>(length)));
+  for (const int64_t length : in.lengths)
+    out += fmt::format("  {:>12}", "reach@" + human_count(static_cast<double>(length)));
   out += "\n";
   for (size_t i = 0; i < in.heads.size(); ++i) {
     const HeadReport& head = in.heads[i];
-    out += fmt::format("{:>5} {:>4}   {:>11.4f}  {:>10.4f}  {:>8.4f}  {:>7.4f}   {:<10} {:>6.1f}", head.layer, head.head, head.alpha,
-                       head.beta, head.theta_mu, head.seq_scale, head_class(config, head), head.logit_bound);
+    out +=
+        fmt::format("{:>5} {:>4}   {:>11.4f}  {:>10.4f}  {:>8.4f}  {:>7.4f}   {:<10} {:>6.1f}", head.layer, head.head,
+                    head.alpha, head.beta, head.theta_mu, head.seq_scale, head_class(config, head), head.logit_bound);
     for (size_t k = 0; k < in.lengths.size(); ++k) out += fmt::format("  {:>12}", reach_text(in.reach[k][i]));
     out += "\n";
   }
@@ -177,14 +192,16 @@ void print_text(const Inspection& in, int page_size) {
 }  // namespace
 
 int run_inspect(int argc, char** argv) {
-  CLI::App app("Shows what a checkpoint holds: sizes, KV cost per token and the positional prior of every head.\n"
-               "reach@n: no query of a context of n tokens ever needs keys further back than this.",
-               "bam inspect");
+  CLI::App app(
+      "Shows what a checkpoint holds: sizes, KV cost per token and the positional prior of every head.\n"
+      "reach@n: no query of a context of n tokens ever needs keys further back than this.",
+      "bam inspect");
   bool json = false;
   std::vector<int64_t> lengths;
   app.add_flag("--json", json, "print one JSON object");
   app.add_option("--at", lengths, "context lengths for the reach (default 4096 65536 1048576)")
-      ->type_name("N")->check(CLI::Range(int64_t{2}, kMaxPositions));
+      ->type_name("N")
+      ->check(CLI::Range(int64_t{2}, kMaxPositions));
   OptionFlags flags(app, [](const ServeOption& option) { return option.model; });
   app.footer("Examples:\n  bam inspect --model demo\n  bam inspect --model ./my-checkpoint --at 512 524288 --json");
   return flags.run("inspect", app, argc, argv, [&](const ServeConfig& config) {

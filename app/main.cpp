@@ -67,6 +67,7 @@ int main(int argc, char** argv) {
   } else if (const Command* command = find_command(name)) {
     return command->run(argc - 1, argv + 1);
   }
-  std::fprintf(stderr, "bam: there is no command '%.*s'; `bam help` lists them\n", static_cast<int>(name.size()), name.data());
+  std::fprintf(stderr, "bam: there is no command '%.*s'; `bam help` lists them\n", static_cast<int>(name.size()),
+               name.data());
   return 2;
 }

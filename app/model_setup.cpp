@@ -27,14 +27,15 @@ fs::path find_demo() {
   std::vector<fs::path> places;
   if (const char* dir = std::getenv("BAM_DEMO_DIR")) places.emplace_back(dir);
   const fs::path base = executable_dir();
-  places.push_back(base / "../checkpoints/demo");           // a build folder in the source tree
+  places.push_back(base / "../checkpoints/demo");            // a build folder in the source tree
   places.push_back(base / "../share/bam/checkpoints/demo");  // an installation
   for (const fs::path& place : places) {
     if (fs::exists(place / "config.json")) return place.lexically_normal();
   }
-  throw Error("the bundled model is not in {} (nor in BAM_DEMO_DIR); give a checkpoint with --model DIR, or make a "
-              "small random one: python3 tools/make_random_checkpoint.py --help",
-              places.back().parent_path().parent_path().lexically_normal().string());
+  throw Error(
+      "the bundled model is not in {} (nor in BAM_DEMO_DIR); give a checkpoint with --model DIR, or make a "
+      "small random one: python3 tools/make_random_checkpoint.py --help",
+      places.back().parent_path().parent_path().lexically_normal().string());
 }
 
 }  // namespace
@@ -81,8 +82,8 @@ SamplingDefaults load_sampling_defaults(const fs::path& checkpoint) {
   read("min_p", 0, 0.999999, defaults.min_p);
   read("repetition_penalty", 1e-6, 100, defaults.repetition_penalty);
   // Hugging Face's switch for greedy decoding.
-  if (const auto it = root.find("do_sample"); it != root.end() && it->is_boolean() && !it->get<bool>() &&
-                                              !root.contains("temperature")) {
+  if (const auto it = root.find("do_sample");
+      it != root.end() && it->is_boolean() && !it->get<bool>() && !root.contains("temperature")) {
     defaults.temperature = 0;
   }
   return defaults;

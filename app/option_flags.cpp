@@ -27,8 +27,8 @@ OptionFlags::OptionFlags(CLI::App& app, const std::function<bool(const ServeOpti
       ->type_name("FILE");
   for (const ServeOption& option : serve_options()) {
     if (!wanted(option)) continue;
-    CLI::Option* flag = app.add_option("--" + option.name, given_[option.name],
-                                       option.help + " (env " + option.environment() + ")");
+    CLI::Option* flag =
+        app.add_option("--" + option.name, given_[option.name], option.help + " (env " + option.environment() + ")");
     flag->type_name(option.metavar);
     flag->default_str(option.fallback);
     flag->expected(1);

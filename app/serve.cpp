@@ -1,7 +1,7 @@
 #include "app/serve.h"
 
-#include <signal.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -36,9 +36,7 @@ void raise_descriptor_limit(int64_t wanted) {
   }
 }
 
-bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
-}
+bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
 
 sigset_t stop_signals() {
   sigset_t set;
@@ -99,8 +97,7 @@ class Service {
     log::info("{}", loaded_->description());
     if (!serving_->chat_template) log::info("chat is off: {}", serving_->chat_template_error);
     context_.model.store(serving_.get(), std::memory_order_release);
-    const double seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - context_.started).count();
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - context_.started).count();
     log::info("ready after {:.1f} s: {} as '{}'", seconds, http_.url(), config_.server.served_model_names.front());
   }
 
@@ -123,7 +120,8 @@ class Service {
   // Lets running requests finish, sends out what is still buffered, and stops the event loops.
   void drain() {
     using namespace std::chrono;
-    const auto deadline = steady_clock::now() + milliseconds(static_cast<int64_t>(config_.server.drain_timeout_s * 1000));
+    const auto deadline =
+        steady_clock::now() + milliseconds(static_cast<int64_t>(config_.server.drain_timeout_s * 1000));
     if (const ServingModel* model = context_.model.load(std::memory_order_acquire)) {
       const auto left = duration_cast<milliseconds>(deadline - steady_clock::now());
       if (!model->engine.drain(std::max(left, milliseconds(0)))) {
@@ -172,7 +170,8 @@ std::unique_ptr<ServingModel> make_serving_model(const LoadedModel& loaded) {
   } else if (auto compiled = ChatTemplate::compile(source)) {
     model->chat_template = *std::move(compiled);
   } else {
-    model->chat_template_error = fmt::format("the checkpoint's chat template is not usable ({}).", compiled.error().what());
+    model->chat_template_error =
+        fmt::format("the checkpoint's chat template is not usable ({}).", compiled.error().what());
   }
   model->defaults = loaded.defaults;
   model->system_fingerprint = fmt::format("bam-{}-{:016x}", BAM_VERSION, loaded.fingerprint);
@@ -181,8 +180,8 @@ std::unique_ptr<ServingModel> make_serving_model(const LoadedModel& loaded) {
   model->device = loaded.backend->description();
   model->num_parameters = loaded.num_parameters;
   model->weight_bytes = loaded.weight_bytes;
-  model->created = std::chrono::duration_cast<std::chrono::seconds>(
-                       std::chrono::system_clock::now().time_since_epoch()).count();
+  model->created =
+      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
   const Tokenizer* tokenizer = loaded.tokenizer.get();
   model->passkey_prompt = [tokenizer](int64_t length, double depth, uint64_t seed) -> Result<PasskeyPrompt> {
     try {

@@ -18,7 +18,6 @@ namespace {
 
 using nlohmann::json;
 
-
 // Reads the leading number and returns what follows it, lower-cased and without blanks.
 double leading_number(const std::string& text, const std::string& origin, const char* what, std::string& unit) {
   double number = 0;
@@ -95,21 +94,24 @@ void check_combinations(const ServeConfig& config) {
 
 uint64_t parse_bytes(const std::string& text, const std::string& origin) {
   static const std::map<std::string, double> units = {
-      {"", 1},     {"b", 1},      {"k", 1024},    {"kb", 1e3},    {"kib", 1024},   {"m", 0x1p20}, {"mb", 1e6},
+      {"", 1},         {"b", 1},      {"k", 1024}, {"kb", 1e3},     {"kib", 1024}, {"m", 0x1p20}, {"mb", 1e6},
       {"mib", 0x1p20}, {"g", 0x1p30}, {"gb", 1e9}, {"gib", 0x1p30}, {"t", 0x1p40}, {"tb", 1e12},  {"tib", 0x1p40}};
   std::string unit;
   const double number = leading_number(text, origin, "a size such as 8GiB", unit);
   const auto it = units.find(unit);
-  if (it == units.end() || number * it->second > 0x1p60) throw UsageError("{}: '{}' is not a size such as 8GiB", origin, text);
+  if (it == units.end() || number * it->second > 0x1p60)
+    throw UsageError("{}: '{}' is not a size such as 8GiB", origin, text);
   return static_cast<uint64_t>(number * it->second);
 }
 
 double parse_seconds(const std::string& text, const std::string& origin) {
-  static const std::map<std::string, double> units = {{"", 1}, {"s", 1}, {"ms", 1e-3}, {"m", 60}, {"min", 60}, {"h", 3600}};
+  static const std::map<std::string, double> units = {{"", 1},   {"s", 1},    {"ms", 1e-3},
+                                                      {"m", 60}, {"min", 60}, {"h", 3600}};
   std::string unit;
   const double number = leading_number(text, origin, "a time such as 30s", unit);
   const auto it = units.find(unit);
-  if (it == units.end() || number * it->second > 1e9) throw UsageError("{}: '{}' is not a time such as 30s", origin, text);
+  if (it == units.end() || number * it->second > 1e9)
+    throw UsageError("{}: '{}' is not a time such as 30s", origin, text);
   return number * it->second;
 }
 

@@ -15,9 +15,9 @@ namespace bam {
 // How to load a checkpoint and run it; shared by serve, generate and inspect.
 struct ModelSettings {
   std::string model = "demo";
-  std::string device = "auto";            // auto, cpu, cuda
-  int threads = 0;                        // 0: all cores this process may use
-  std::string dtype = "auto";             // auto: as in the checkpoint
+  std::string device = "auto";  // auto, cpu, cuda
+  int threads = 0;              // 0: all cores this process may use
+  std::string dtype = "auto";   // auto: as in the checkpoint
   bool certified_attention = true;
   float attention_epsilon = 0x1p-20f;
   EngineConfig engine;
@@ -40,13 +40,13 @@ struct ServeConfig {
 
 // One setting: --name, BAM_NAME and the key "name" of the configuration file.
 struct ServeOption {
-  std::string name;      // as a flag without the dashes: "kv-dtype"
-  std::string metavar;   // "f32|f16|int8|int4"
+  std::string name;     // as a flag without the dashes: "kv-dtype"
+  std::string metavar;  // "f32|f16|int8|int4"
   std::string help;
   std::string fallback;  // the default as text
   bool list = false;     // may be given several times; joined with commas
   bool secret = false;
-  bool model = false;    // also a flag of generate and inspect
+  bool model = false;  // also a flag of generate and inspect
   // Throws UsageError that begins with `origin`.
   std::function<void(ServeConfig&, const std::string& value, const std::string& origin)> apply;
 
@@ -58,7 +58,8 @@ const std::vector<ServeOption>& serve_options();
 using Environment = std::function<std::optional<std::string>(const std::string& name)>;
 Environment process_environment();
 
-// `flags`: name -> value of the flags that were given. `config_file`: text of the file, if any, and its name for messages.
+// `flags`: name -> value of the flags that were given. `config_file`: text of the file, if any, and its name for
+// messages.
 ServeConfig resolve_serve_config(const std::map<std::string, std::string>& flags, const Environment& environment,
                                  const std::optional<std::string>& config_file, const std::string& config_name);
 

@@ -84,7 +84,8 @@ Apply choice_into(Field field, std::string choices) {
   };
 }
 
-#define BAM_FIELD(member) [](ServeConfig & c) -> auto& { return c.member; }
+#define BAM_FIELD(member) \
+  [](ServeConfig & c) -> auto& { return c.member; }
 
 void add_model_options(std::vector<ServeOption>& out) {
   constexpr bool kModel = true;
@@ -138,7 +139,9 @@ void add_engine_options(std::vector<ServeOption>& out) {
         c.model.engine.step_target_ms = parse_number(v, o, 0.1, 1e6);
       });
   add("prefix-cache", "on|off", "reuse KV pages of equal prompt beginnings", "on",
-      [](ServeConfig& c, const std::string& v, const std::string& o) { c.model.engine.prefix_cache = parse_switch(v, o); });
+      [](ServeConfig& c, const std::string& v, const std::string& o) {
+        c.model.engine.prefix_cache = parse_switch(v, o);
+      });
   add("kv-dir", "DIR", "folder for KV snapshots; empty: off", "",
       [](ServeConfig& c, const std::string& v, const std::string&) { c.model.engine.kv_dir = v; });
   add("max-queue", "N", "waiting requests before new ones get 429", "1024",
@@ -166,12 +169,12 @@ void add_access_options(std::vector<ServeOption>& out) {
                    c.server.cache_salt_per_key = parse_switch(v, o);
                  }});
   out.push_back({"cors-origins", "LIST", "origins whose pages may call this server; * for all; empty: none", "", kList,
-                 false, false, [](ServeConfig& c, const std::string& v, const std::string&) {
-                   c.server.cors_origins = split(v);
-                 }});
-  out.push_back({"tls-cert", "FILE", "certificate chain (PEM)", "", false, false, false,
-                 text_into(BAM_FIELD(server.tls_cert))});
-  out.push_back({"tls-key", "FILE", "private key (PEM)", "", false, false, false, text_into(BAM_FIELD(server.tls_key))});
+                 false, false,
+                 [](ServeConfig& c, const std::string& v, const std::string&) { c.server.cors_origins = split(v); }});
+  out.push_back(
+      {"tls-cert", "FILE", "certificate chain (PEM)", "", false, false, false, text_into(BAM_FIELD(server.tls_cert))});
+  out.push_back(
+      {"tls-key", "FILE", "private key (PEM)", "", false, false, false, text_into(BAM_FIELD(server.tls_key))});
 }
 
 void add_http_options(std::vector<ServeOption>& out) {
@@ -179,13 +182,15 @@ void add_http_options(std::vector<ServeOption>& out) {
     out.push_back({name, metavar, help, fallback, false, false, false, std::move(apply)});
   };
   add("max-body", "SIZE", "largest request body", "32MiB", bytes_into(BAM_FIELD(server.max_body_bytes), 1024));
-  add("max-connections", "N", "connections at a time", "4096", integer_into(BAM_FIELD(server.max_connections), 1, 1 << 20));
+  add("max-connections", "N", "connections at a time", "4096",
+      integer_into(BAM_FIELD(server.max_connections), 1, 1 << 20));
   add("http-threads", "N", "event loops", "2", integer_into(BAM_FIELD(server.io_threads), 1, 64));
   add("request-timeout", "TIME", "longest time from arrival to the last token; 0: no limit", "0",
       seconds_into(BAM_FIELD(server.request_timeout_s)));
   add("drain-timeout", "TIME", "time for running requests after SIGTERM", "30s",
       seconds_into(BAM_FIELD(server.drain_timeout_s)));
-  add("read-timeout", "TIME", "time for a client to send its request", "30s", seconds_into(BAM_FIELD(server.read_timeout_s)));
+  add("read-timeout", "TIME", "time for a client to send its request", "30s",
+      seconds_into(BAM_FIELD(server.read_timeout_s)));
   add("idle-timeout", "TIME", "connections without a request are closed after it", "300s",
       seconds_into(BAM_FIELD(server.idle_timeout_s)));
   add("stall-timeout", "TIME", "streams of which the client reads nothing are cut after it", "60s",
@@ -211,8 +216,8 @@ void add_http_options(std::vector<ServeOption>& out) {
 
 std::vector<ServeOption> make_options() {
   std::vector<ServeOption> options;
-  options.push_back({"host", "ADDRESS", "address to listen on", "127.0.0.1", false, false, false,
-                     text_into(BAM_FIELD(server.host))});
+  options.push_back(
+      {"host", "ADDRESS", "address to listen on", "127.0.0.1", false, false, false, text_into(BAM_FIELD(server.host))});
   options.push_back({"port", "N", "port to listen on; 0: any free one", "8000", false, false, false,
                      integer_into(BAM_FIELD(server.port), 0, 65535)});
   options.push_back({"served-model-name", "NAME", "names that requests may use; the first one is in replies",

@@ -19,8 +19,7 @@ std::shared_ptr<spdlog::logger> raw_logger;
 // %*: the message as the inside of a JSON string.
 class JsonEscapedPayload : public spdlog::custom_flag_formatter {
  public:
-  void format(const spdlog::details::log_msg& msg, const std::tm&,
-              spdlog::memory_buf_t& out) override {
+  void format(const spdlog::details::log_msg& msg, const std::tm&, spdlog::memory_buf_t& out) override {
     for (const char c : msg.payload) {
       const auto byte = static_cast<unsigned char>(c);
       if (c == '"' || c == '\\') {
@@ -33,16 +32,13 @@ class JsonEscapedPayload : public spdlog::custom_flag_formatter {
       }
     }
   }
-  std::unique_ptr<custom_flag_formatter> clone() const override {
-    return std::make_unique<JsonEscapedPayload>();
-  }
+  std::unique_ptr<custom_flag_formatter> clone() const override { return std::make_unique<JsonEscapedPayload>(); }
 };
 
 }  // namespace
 
 void init(std::string_view level, std::string_view format) {
-  static constexpr std::array<std::string_view, 6> kLevels = {"trace", "debug", "info",
-                                                              "warn",  "error", "off"};
+  static constexpr std::array<std::string_view, 6> kLevels = {"trace", "debug", "info", "warn", "error", "off"};
   bool known = false;
   for (std::string_view name : kLevels) known = known || name == level;
   if (!known) throw UsageError("--log-level: '{}' is not one of trace, debug, info, warn, error, off", level);
@@ -50,8 +46,7 @@ void init(std::string_view level, std::string_view format) {
     throw UsageError("--log-format: '{}' is not one of text, json", format);
   }
   json_lines = format == "json";
-  auto logger = std::make_shared<spdlog::logger>(
-      "bam", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+  auto logger = std::make_shared<spdlog::logger>("bam", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
   logger->set_level(spdlog::level::from_str(std::string(level)));
   if (json_lines) {
     auto formatter = std::make_unique<spdlog::pattern_formatter>();
@@ -61,8 +56,7 @@ void init(std::string_view level, std::string_view format) {
   } else {
     logger->set_pattern("%Y-%m-%d %H:%M:%S.%e %^%-5l%$ %v");
   }
-  raw_logger = std::make_shared<spdlog::logger>(
-      "raw", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+  raw_logger = std::make_shared<spdlog::logger>("raw", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
   raw_logger->set_level(logger->level());
   raw_logger->set_pattern("%v");
   spdlog::set_default_logger(std::move(logger));

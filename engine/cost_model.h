@@ -2,9 +2,10 @@
 //
 //   ms = a + b * rows + c * sum over rows of the keys before it + d * sequences
 //
-// Exponentially weighted least squares on relative errors with non-negative coefficients. A conservative prior stands
-// in for what was not seen yet, and one odd measurement moves a prediction by a bounded factor only. A plain value:
-// copy it to read it from another thread.
+// A Kalman filter on the logarithms of a, b, c and d: they stay positive, errors are relative, and what the recent
+// steps say nothing about keeps its last value. Before anything was measured, all four are mostly unsure of one thing,
+// the speed of the machine, so that the first steps scale them together. One odd measurement moves a prediction by a
+// bounded factor only. A plain value: copy it to read it from another thread.
 #pragma once
 
 #include <array>
@@ -36,7 +37,8 @@ class CostModel {
   double predict_ms(const StepLoad& load) const;
   // Extra cost of rows [start_pos, start_pos + rows) of one sequence in a step that takes place anyway.
   double rows_ms(int64_t start_pos, int64_t rows) const;
-  // Most rows from start_pos on that cost at most budget_ms.
+  // Most rows from start_pos on that cost at most budget_ms; also no more than a small multiple of what was ever
+  // measured.
   int64_t rows_within(int64_t start_pos, double budget_ms) const;
   double step_overhead_ms() const;
 
@@ -45,13 +47,12 @@ class CostModel {
   using Vector = std::array<double, kTerms>;
 
   static Vector features(const StepLoad& load);
-  void solve();
 
-  Vector prior_{};  // coefficients assumed without evidence
-  Vector coefficients_{};
-  std::array<Vector, kTerms> moments_{};  // weighted sum of x xᵀ
-  Vector targets_{};                      // weighted sum of x (y - prior·x)
-  int last_surprise_ = 0;                 // -1, 0, 1: the last measurement was far below, near, far above
+  Vector log_coefficients_{};
+  Vector coefficients_{};                    // exp of the above
+  std::array<Vector, kTerms> covariance_{};  // of the logarithms
+  int64_t max_rows_ = 0;                     // of any step so far
+  int last_surprise_ = 0;                    // -1, 0, 1: the last measurement was far below, near, far above
 };
 
 }  // namespace bam

@@ -204,6 +204,15 @@ auto Engine::Impl::run_between_steps(F f) -> std::invoke_result_t<F, EngineCore&
 bool Engine::Impl::take_inbox() {
   messages.clear();
   std::unique_lock lock(mutex);
+  // Recounted here, kept up to date by submit() until the next time.
+  num_queued = core.num_queued();
+  num_queued_tokens = core.num_queued_tokens();
+  for (const Message& message : inbox) {
+    if (const auto* m = std::get_if<SubmitMessage>(&message)) {
+      ++num_queued;
+      num_queued_tokens += static_cast<int64_t>(m->request.prompt.size());
+    }
+  }
   if (!core.has_work()) {
     progress_at.store(0, std::memory_order_relaxed);
     busy = false;
@@ -213,14 +222,6 @@ bool Engine::Impl::take_inbox() {
   if (stopping) return false;
   busy = true;
   messages.swap(inbox);
-  num_queued = core.num_queued();
-  num_queued_tokens = core.num_queued_tokens();
-  for (const Message& message : messages) {
-    if (const auto* m = std::get_if<SubmitMessage>(&message)) {
-      ++num_queued;
-      num_queued_tokens += static_cast<int64_t>(m->request.prompt.size());
-    }
-  }
   return true;
 }
 

@@ -27,8 +27,8 @@ std::string ApiError::to_json() const {
   error["param"] = param.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(param);
   error["code"] = code.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(code);
   // Messages may quote what the client sent, which need not be valid UTF-8.
-  return nlohmann::ordered_json{{"error", std::move(error)}}.dump(
-      -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  return nlohmann::ordered_json{{"error", std::move(error)}}.dump(-1, ' ', false,
+                                                                  nlohmann::ordered_json::error_handler_t::replace);
 }
 
 ApiError ApiError::invalid(std::string message, std::string param, std::string code) {
@@ -61,17 +61,13 @@ ApiError ApiError::queue_full(std::string message, double retry_after_s) {
   return error;
 }
 
-ApiError ApiError::timeout(std::string message) {
-  return make(408, "timeout_error", std::move(message), "timeout");
-}
+ApiError ApiError::timeout(std::string message) { return make(408, "timeout_error", std::move(message), "timeout"); }
 
 ApiError ApiError::internal(std::string message) {
   return make(500, "server_error", std::move(message), "internal_error");
 }
 
-ApiError ApiError::not_built(std::string message) {
-  return make(501, "server_error", std::move(message), "not_built");
-}
+ApiError ApiError::not_built(std::string message) { return make(501, "server_error", std::move(message), "not_built"); }
 
 ApiError ApiError::unavailable(std::string message, std::string code, int retry_after_s) {
   ApiError error = make(503, "service_unavailable", std::move(message), std::move(code));

@@ -24,9 +24,9 @@ bool take_scheme(std::string_view& header, std::string_view scheme) {
 std::string decode_base64(std::string_view text) {
   if (text.empty() || text.size() % 4 != 0 || text.size() > 4096) return {};
   std::string out(text.size() / 4 * 3, '\0');
-  const int length = EVP_DecodeBlock(reinterpret_cast<unsigned char*>(out.data()),
-                                     reinterpret_cast<const unsigned char*>(text.data()),
-                                     static_cast<int>(text.size()));
+  const int length =
+      EVP_DecodeBlock(reinterpret_cast<unsigned char*>(out.data()), reinterpret_cast<const unsigned char*>(text.data()),
+                      static_cast<int>(text.size()));
   if (length < 0) return {};
   out.resize(static_cast<size_t>(length));
   // EVP_DecodeBlock counts the padding as zero bytes.
@@ -59,8 +59,7 @@ KeyRing::Digest KeyRing::digest(std::string_view text) {
   return result;
 }
 
-std::optional<Caller> KeyRing::identify(std::string_view authorization,
-                                        std::string_view api_key) const {
+std::optional<Caller> KeyRing::identify(std::string_view authorization, std::string_view api_key) const {
   const Digest presented = digest(presented_key(authorization, api_key));
   Caller caller;
   bool known = false;

@@ -10,7 +10,7 @@
 namespace bam {
 
 struct Caller {
-  int key = -1;        // index of the API key, -1: none or the admin key
+  int key = -1;  // index of the API key, -1: none or the admin key
   bool admin = false;
 };
 

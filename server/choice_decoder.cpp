@@ -17,8 +17,7 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
 }  // namespace
 
 int64_t count_characters(std::string_view text) {
-  return std::count_if(text.begin(), text.end(),
-                       [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; });
+  return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; });
 }
 
 std::string token_text(const Tokenizer& tokenizer, int32_t id) {
@@ -30,8 +29,7 @@ std::string token_text(const Tokenizer& tokenizer, int32_t id) {
   return text;
 }
 
-ChoiceDecoder::ChoiceDecoder(const Tokenizer& tokenizer, const DecodeOptions& options,
-                             int64_t first_offset)
+ChoiceDecoder::ChoiceDecoder(const Tokenizer& tokenizer, const DecodeOptions& options, int64_t first_offset)
     : tokenizer_(tokenizer),
       options_(options),
       detokenizer_(tokenizer, options.at_text_start),
@@ -57,8 +55,8 @@ void ChoiceDecoder::push(int32_t token, std::optional<TokenLogprobs> logprobs) {
   }
   decoded_ += count_characters(text);
   // Bytes of an unfinished character show up with a later token: at least one more character.
-  const bool incomplete = text.empty() && !tokenizer_.is_special(token) && !is_stop &&
-                          !tokenizer_.token_bytes(token).empty();
+  const bool incomplete =
+      text.empty() && !tokenizer_.is_special(token) && !is_stop && !tokenizer_.token_bytes(token).empty();
   pending.end = decoded_ + (incomplete ? 1 : 0);
   emit(text);
 }
@@ -72,8 +70,7 @@ void ChoiceDecoder::emit(std::string_view text) {
     stop_reason_ = *matcher_.matched();
     released_ += count_characters(certain);
     // Tokens that began before the stop string stay; those inside it never existed for the client.
-    while (!pending_.empty() && pending_.back().record.text_offset >= released_ &&
-           !options_.include_stop_str) {
+    while (!pending_.empty() && pending_.back().record.text_offset >= released_ && !options_.include_stop_str) {
       pending_.pop_back();
     }
     if (options_.include_stop_str) certain += *matcher_.matched();

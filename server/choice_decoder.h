@@ -28,11 +28,11 @@ struct ChoiceDelta {
 };
 
 struct DecodeOptions {
-  bool at_text_start = false;      // chat: the reply is a text of its own
+  bool at_text_start = false;  // chat: the reply is a text of its own
   std::vector<std::string> stop;
   bool include_stop_str = false;
-  std::vector<int32_t> stop_ids;   // EOS ids (unless ignored) and the request's stop_token_ids
-  std::vector<int32_t> eos_ids;    // those of stop_ids that are EOS: no stop_reason
+  std::vector<int32_t> stop_ids;  // EOS ids (unless ignored) and the request's stop_token_ids
+  std::vector<int32_t> eos_ids;   // those of stop_ids that are EOS: no stop_reason
 };
 
 // null: EOS or length; a stop string; a stop token id.

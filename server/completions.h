@@ -35,9 +35,9 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
  private:
   struct Choice {
     std::unique_ptr<ChoiceDecoder> decoder;
-    ChoiceDelta collected;             // replies that are not streamed
+    ChoiceDelta collected;  // replies that are not streamed
     bool echoed = false;
-    bool reported = false;             // its finish is out
+    bool reported = false;  // its finish is out
   };
   struct Prompt {
     std::vector<int32_t> ids;
@@ -48,7 +48,7 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
     int64_t cached_tokens = 0;
     std::vector<Choice> choices;
     bool submitted = false;
-    bool cancelled = false;            // all its choices met a stop string
+    bool cancelled = false;  // all its choices met a stop string
   };
   class Sink;
 
@@ -97,13 +97,13 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
   bool registered_ = false;
   bool opened_ = false;
   bool cancel_requested_ = false;
-  bool ended_ = false;   // the reply is out or nobody waits for it
+  bool ended_ = false;  // the reply is out or nobody waits for it
 
   std::mutex inbox_mutex_;
   std::vector<std::pair<size_t, Event>> inbox_;  // (prompt, event), appended by the engine thread
   bool inbox_scheduled_ = false;
   std::optional<Clock::time_point> first_token_, last_token_;  // when the engine produced them
-  std::atomic<bool> abandoned_{false};           // tells the engine that nobody is listening
+  std::atomic<bool> abandoned_{false};                         // tells the engine that nobody is listening
 };
 
 // Handlers of /v1/completions and /v1/chat/completions, on a worker.

@@ -36,8 +36,8 @@ class GenerationJob::Sink : public EventSink {
   size_t prompt_;
 };
 
-GenerationJob::GenerationJob(ServerContext& context, const ServingModel& model,
-                             std::shared_ptr<Exchange> exchange, GenerationRequest request)
+GenerationJob::GenerationJob(ServerContext& context, const ServingModel& model, std::shared_ptr<Exchange> exchange,
+                             GenerationRequest request)
     : context_(context), model_(model), exchange_(std::move(exchange)), request_(std::move(request)) {
   if (!request_.request_id.empty()) exchange_->request_id = request_.request_id;
   const bool chat = request_.kind == ApiKind::kChat;
@@ -45,8 +45,8 @@ GenerationJob::GenerationJob(ServerContext& context, const ServingModel& model,
   meta_.id = (chat ? "chatcmpl-" : "cmpl-") + exchange_->request_id;
   meta_.model = request_.model.value_or(context_.config.served_model_names.front());
   meta_.system_fingerprint = model_.system_fingerprint;
-  meta_.created = std::chrono::duration_cast<std::chrono::seconds>(
-                      std::chrono::system_clock::now().time_since_epoch()).count();
+  meta_.created =
+      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
   reply_options_ = {.logprobs = request_.wants_logprobs(),
                     .num_top = std::max(0, request_.sampling.num_logprobs),
                     .token_ids = request_.return_token_ids};
@@ -107,8 +107,8 @@ std::optional<ApiError> GenerationJob::check_token_ids() const {
     if (!ids) continue;
     const auto bad = std::find_if(ids->begin(), ids->end(), outside);
     if (bad != ids->end()) {
-      return ApiError::invalid(
-          fmt::format("'prompt': {} is no token id; the vocabulary has {} tokens.", *bad, vocab), "prompt");
+      return ApiError::invalid(fmt::format("'prompt': {} is no token id; the vocabulary has {} tokens.", *bad, vocab),
+                               "prompt");
     }
   }
   return std::nullopt;
@@ -141,10 +141,10 @@ std::optional<ApiError> GenerationJob::tokenize_prompts() {
                                    " Use /v1/completions, or add a chat_template to tokenizer_config.json.",
                                "messages", "no_chat_template");
     }
-    const auto rendered = model_.chat_template->render(
-        request_.messages, {.bos_token = tokenizer.bos_token(),
-                            .eos_token = tokenizer.eos_token(),
-                            .add_generation_prompt = request_.add_generation_prompt});
+    const auto rendered =
+        model_.chat_template->render(request_.messages, {.bos_token = tokenizer.bos_token(),
+                                                         .eos_token = tokenizer.eos_token(),
+                                                         .add_generation_prompt = request_.add_generation_prompt});
     if (!rendered) {
       return ApiError::invalid(std::string("The chat template refused the messages: ") + rendered.error().what(),
                                "messages");
@@ -230,8 +230,8 @@ std::optional<ApiError> GenerationJob::submit() {
   decode_options_ = decode_options();
   if (!context_.jobs.add(meta_.id, exchange_->request_id, shared_from_this())) {
     if (!request_.request_id.empty()) {
-      return ApiError::invalid(fmt::format("A request with the id '{}' is running.", request_.request_id),
-                               "request_id", "duplicate_request_id");
+      return ApiError::invalid(fmt::format("A request with the id '{}' is running.", request_.request_id), "request_id",
+                               "duplicate_request_id");
     }
     // A proxy may send one X-Request-Id for several calls.
     exchange_->request_id += fmt::format("-{:08x}", std::random_device{}());
@@ -249,8 +249,8 @@ std::optional<ApiError> GenerationJob::submit() {
     Prompt& prompt = prompts_[i];
     prompt.engine_id = prompts_.size() == 1 ? meta_.id : fmt::format("{}-{}", meta_.id, i);
     for (int32_t k = 0; k < request_.n; ++k) {
-      prompt.choices.emplace_back().decoder = std::make_unique<ChoiceDecoder>(
-          model_.tokenizer, decode_options_, request_.echo ? prompt.text_length : 0);
+      prompt.choices.emplace_back().decoder =
+          std::make_unique<ChoiceDecoder>(model_.tokenizer, decode_options_, request_.echo ? prompt.text_length : 0);
     }
   }
   for (size_t i = 0; i < prompts_.size(); ++i) {
@@ -270,8 +270,7 @@ std::optional<ApiError> GenerationJob::submit() {
       request.timeout = std::chrono::milliseconds(std::max<int64_t>(1, static_cast<int64_t>(timeout_s * 1000)));
     }
     request.constraint = constraint_;
-    const SubmitResult result =
-        model_.engine.submit(std::move(request), std::make_shared<Sink>(shared_from_this(), i));
+    const SubmitResult result = model_.engine.submit(std::move(request), std::make_shared<Sink>(shared_from_this(), i));
     switch (result.status) {
       case SubmitStatus::kAccepted: prompt.submitted = true; break;
       case SubmitStatus::kInvalid:
@@ -280,11 +279,10 @@ std::optional<ApiError> GenerationJob::submit() {
       case SubmitStatus::kQueueFull:
         context_.metrics.rejected_queue.fetch_add(1, std::memory_order_relaxed);
         return ApiError::queue_full(result.message, result.retry_after_s);
-      case SubmitStatus::kDraining:
-        return ApiError::unavailable("The server is shutting down.", "draining", 5);
+      case SubmitStatus::kDraining: return ApiError::unavailable("The server is shutting down.", "draining", 5);
       case SubmitStatus::kDuplicateId:
-        return ApiError::invalid(fmt::format("A request with the id '{}' is running.", prompt.engine_id),
-                                 "request_id", "duplicate_request_id");
+        return ApiError::invalid(fmt::format("A request with the id '{}' is running.", prompt.engine_id), "request_id",
+                                 "duplicate_request_id");
     }
   }
   return std::nullopt;

@@ -50,9 +50,9 @@ class Connection {
   std::atomic<bool> open_{true};
   int in_flight_ = 0;
   int reading_bodies_ = 0;
-  size_t received_mark_ = 0;      // bytes received when the last request was complete
+  size_t received_mark_ = 0;  // bytes received when the last request was complete
   size_t last_received_ = 0, last_sent_ = 0;
-  size_t expected_sent_ = 0;      // where the counter of sent bytes will be once all replies are out
+  size_t expected_sent_ = 0;  // where the counter of sent bytes will be once all replies are out
   TimePoint last_activity_;
   std::optional<TimePoint> reading_since_;
   std::optional<TimePoint> lingering_since_;

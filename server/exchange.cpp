@@ -57,7 +57,8 @@ bool Exchange::append_body(const char* data, size_t size) {
   // All bodies together: many clients at once must not add up to the machine's memory.
   const int64_t budget = static_cast<int64_t>(std::max<uint64_t>(8 * limit, 512ull << 20));
   if (context_.metrics.body_bytes.fetch_add(static_cast<int64_t>(size), std::memory_order_relaxed) +
-          static_cast<int64_t>(size) > budget) {
+          static_cast<int64_t>(size) >
+      budget) {
     accounted_body_ += size;
     reply(ApiError::unavailable("Too many request bodies are being received.", "overloaded", 1));
     drop_body();

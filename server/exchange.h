@@ -38,7 +38,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
 
   const Route* route = nullptr;
   std::string method, path, path_parameter;
-  std::string request_id;       // the client's X-Request-Id or our own
+  std::string request_id;  // the client's X-Request-Id or our own
   Caller caller;
   std::string body;
   RequestLog log;

@@ -114,14 +114,10 @@ void handle_props(ServerContext& context, ExchangePtr exchange) {
   json["version"] = context.version;
   json["config"] = OrderedJson::parse(context.props_json);
   json["model"] = model_json(context, model, context.config.served_model_names.front());
-  json["engine"] = {{"kv_dtype", dtype_name(resolved.kv_dtype)},
-                    {"kv_memory_bytes", resolved.kv_memory_bytes},
-                    {"capacity_tokens", engine.capacity_tokens()},
-                    {"page_size", resolved.page_size},
-                    {"max_model_len", resolved.max_model_len},
-                    {"max_num_seqs", resolved.max_num_seqs},
-                    {"max_batched_tokens", resolved.max_batched_tokens},
-                    {"prefix_cache", resolved.prefix_cache}};
+  json["engine"] = {{"kv_dtype", dtype_name(resolved.kv_dtype)},         {"kv_memory_bytes", resolved.kv_memory_bytes},
+                    {"capacity_tokens", engine.capacity_tokens()},       {"page_size", resolved.page_size},
+                    {"max_model_len", resolved.max_model_len},           {"max_num_seqs", resolved.max_num_seqs},
+                    {"max_batched_tokens", resolved.max_batched_tokens}, {"prefix_cache", resolved.prefix_cache}};
   json["default_generation_settings"] = {{"temperature", model.defaults.temperature},
                                          {"top_p", model.defaults.top_p},
                                          {"top_k", model.defaults.top_k},

@@ -53,9 +53,7 @@ bool is_hit(const std::string& answer, const std::string& key) {
   return first != std::string::npos && answer.compare(first, key.size(), key) == 0;
 }
 
-const char* form_name(PriorForm form) {
-  return form == PriorForm::kScaleOutside ? "scale_outside" : "scale_inside";
-}
+const char* form_name(PriorForm form) { return form == PriorForm::kScaleOutside ? "scale_outside" : "scale_inside"; }
 
 ApiResult<OrderedJson> run_trial(const ServingModel& model, const PasskeyPrompt& prompt, double depth,
                                  const std::string& id, const std::string& salt) {
@@ -75,9 +73,8 @@ ApiResult<OrderedJson> run_trial(const ServingModel& model, const PasskeyPrompt&
   const FinishEvent& finish = sink->wait();
   if (finish.reason == FinishReason::kError) return ApiError::internal(finish.message);
   const std::string answer = model.tokenizer.decode(sink->tokens());
-  const double ttft_ms = sink->tokens().empty()
-                             ? 0
-                             : std::chrono::duration<double, std::milli>(sink->first_token() - started).count();
+  const double ttft_ms =
+      sink->tokens().empty() ? 0 : std::chrono::duration<double, std::milli>(sink->first_token() - started).count();
   return OrderedJson{{"depth", depth},
                      {"key", prompt.answer},
                      {"answer", answer},
@@ -155,7 +152,8 @@ void handle_attention(ServerContext& context, ExchangePtr exchange) {
   }
   if (fields.ok() && tokens.empty()) fields.fail("prompt", "'prompt' or 'tokens' is missing or empty.");
   if (fields.ok() && static_cast<int64_t>(tokens.size()) > kMaxAttentionTokens) {
-    fields.fail("prompt", fmt::format("the prompt has {} tokens; at most {} are shown.", tokens.size(), kMaxAttentionTokens));
+    fields.fail("prompt",
+                fmt::format("the prompt has {} tokens; at most {} are shown.", tokens.size(), kMaxAttentionTokens));
   }
   for (const int32_t id : tokens) {
     if (id >= config.vocab_size) fields.fail("tokens", fmt::format("'tokens': {} is no token id.", id));
@@ -167,11 +165,8 @@ void handle_attention(ServerContext& context, ExchangePtr exchange) {
   if (!fields.ok()) return exchange->reply(fields.error());
   const auto row = model.engine.attention_row(tokens, static_cast<int>(layer), static_cast<int>(head), position);
   if (!row) return exchange->reply(ApiError::invalid(row.error().what()));
-  exchange->reply_json(dump_json({{"layer", layer},
-                                  {"head", head},
-                                  {"position", position},
-                                  {"tokens", tokens},
-                                  {"probabilities", *row}}));
+  exchange->reply_json(dump_json(
+      {{"layer", layer}, {"head", head}, {"position", position}, {"tokens", tokens}, {"probabilities", *row}}));
 }
 
 void handle_passkey(ServerContext& context, ExchangePtr exchange) {
@@ -187,7 +182,8 @@ void handle_passkey(ServerContext& context, ExchangePtr exchange) {
   }
   FieldReader fields(body);
   const int64_t room = model.engine.config().max_model_len - 16;
-  const int64_t length = fields.integer("length", 1, std::max<int64_t>(room, 1)).value_or(std::min<int64_t>(1024, room));
+  const int64_t length =
+      fields.integer("length", 1, std::max<int64_t>(room, 1)).value_or(std::min<int64_t>(1024, room));
   const std::vector<double> depths = read_depths(fields);
   const auto seed = static_cast<uint64_t>(fields.integer("seed", 0, INT64_MAX).value_or(1));
   if (!fields.ok()) return exchange->reply(fields.error());

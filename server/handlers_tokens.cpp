@@ -88,18 +88,17 @@ void handle_tokenizer_info(ServerContext& context, ExchangePtr exchange) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
   const Tokenizer& tokenizer = model.tokenizer;
   const auto id_or_null = [](int32_t id) { return id < 0 ? OrderedJson() : OrderedJson(id); };
-  exchange->reply_json(dump_json({{"tokenizer_class", "sentencepiece"},
-                                  {"vocab_size", tokenizer.vocab_size()},
-                                  {"bos_token", tokenizer.bos_token()},
-                                  {"bos_token_id", id_or_null(tokenizer.bos_id())},
-                                  {"eos_token", tokenizer.eos_token()},
-                                  {"eos_token_id", id_or_null(tokenizer.eos_id())},
-                                  {"eos_token_ids", model.engine.model_config().eos_token_ids},
-                                  {"add_bos_token", tokenizer.add_bos()},
-                                  {"max_model_len", model.engine.config().max_model_len},
-                                  {"chat_template", tokenizer.chat_template().empty()
-                                                        ? OrderedJson()
-                                                        : OrderedJson(tokenizer.chat_template())}}));
+  exchange->reply_json(dump_json(
+      {{"tokenizer_class", "sentencepiece"},
+       {"vocab_size", tokenizer.vocab_size()},
+       {"bos_token", tokenizer.bos_token()},
+       {"bos_token_id", id_or_null(tokenizer.bos_id())},
+       {"eos_token", tokenizer.eos_token()},
+       {"eos_token_id", id_or_null(tokenizer.eos_id())},
+       {"eos_token_ids", model.engine.model_config().eos_token_ids},
+       {"add_bos_token", tokenizer.add_bos()},
+       {"max_model_len", model.engine.config().max_model_len},
+       {"chat_template", tokenizer.chat_template().empty() ? OrderedJson() : OrderedJson(tokenizer.chat_template())}}));
 }
 
 }  // namespace bam

@@ -39,9 +39,7 @@ void bridge_framework_log() {
       [] {});
 }
 
-ApiError key_required() {
-  return ApiError::unauthorized("A valid API key is required: 'Authorization: Bearer KEY'.");
-}
+ApiError key_required() { return ApiError::unauthorized("A valid API key is required: 'Authorization: Bearer KEY'."); }
 
 std::optional<Caller> identify(ServerContext& context, const Exchange& exchange) {
   auto caller = context.keys.identify(exchange.header("authorization"), exchange.header("x-api-key"));
@@ -80,8 +78,8 @@ std::optional<ApiError> body_error(const ServerContext& context, const Exchange&
   }
   const std::string& length = exchange.header("content-length");
   if (!length.empty() && std::strtoull(length.c_str(), nullptr, 10) > context.config.max_body_bytes) {
-    return ApiError::too_large(fmt::format("The request body is larger than {} bytes (--max-body).",
-                                           context.config.max_body_bytes));
+    return ApiError::too_large(
+        fmt::format("The request body is larger than {} bytes (--max-body).", context.config.max_body_bytes));
   }
   return std::nullopt;
 }
@@ -95,8 +93,7 @@ HttpReply options_reply(const ServerContext& context, const Exchange& exchange, 
   reply.headers.emplace_back("allow", allowed + ", OPTIONS");
   if (is_cors_request(context, exchange)) {
     reply.headers.emplace_back("access-control-allow-methods", allowed + ", OPTIONS");
-    reply.headers.emplace_back("access-control-allow-headers",
-                               "authorization, content-type, x-api-key, x-request-id");
+    reply.headers.emplace_back("access-control-allow-headers", "authorization, content-type, x-api-key, x-request-id");
     reply.headers.emplace_back("access-control-max-age", "86400");
   }
   return reply;
@@ -141,11 +138,11 @@ std::optional<HttpReply> early_reply(ServerContext& context, Exchange& exchange)
   if (context.keys.required() && !identify(context, exchange)) return exchange.error_reply(key_required());
   if (preflight) return options_reply(context, exchange, match.allowed);
   if (match.allowed.empty()) {
-    return exchange.error_reply(ApiError::not_found(
-        fmt::format("There is no route {} {}.", exchange.method, exchange.path.substr(0, 200))));
+    return exchange.error_reply(
+        ApiError::not_found(fmt::format("There is no route {} {}.", exchange.method, exchange.path.substr(0, 200))));
   }
-  ApiError error = ApiError::invalid(fmt::format("{} does not answer {}; it answers {}.", exchange.path,
-                                                 exchange.method, match.allowed));
+  ApiError error = ApiError::invalid(
+      fmt::format("{} does not answer {}; it answers {}.", exchange.path, exchange.method, match.allowed));
   error.status = 405;
   HttpReply reply = exchange.error_reply(error);
   reply.headers.emplace_back("allow", match.allowed + ", OPTIONS");
@@ -153,8 +150,7 @@ std::optional<HttpReply> early_reply(ServerContext& context, Exchange& exchange)
 }
 
 // A request's headers have arrived. Answers at once, or reads the body and dispatches.
-void on_request(ServerContext& context, const drogon::HttpRequestPtr& request,
-                Exchange::DrogonCallback&& callback) {
+void on_request(ServerContext& context, const drogon::HttpRequestPtr& request, Exchange::DrogonCallback&& callback) {
   auto exchange = std::make_shared<Exchange>(context, request, std::move(callback));
   std::optional<HttpReply> early = early_reply(context, *exchange);
   const bool wanted = !early;
@@ -206,7 +202,8 @@ void HttpServer::bind() {
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   AddressInfo found;
   const int status = getaddrinfo(config.host.c_str(), std::to_string(config.port).c_str(), &hints, &found.list);
-  if (status != 0) throw UsageError("--host: '{}' is no address of this machine ({})", config.host, gai_strerror(status));
+  if (status != 0)
+    throw UsageError("--host: '{}' is no address of this machine ({})", config.host, gai_strerror(status));
   // Drogon shares its port between event loops, so a second server on it would go unnoticed; this socket notices.
   const int fd = socket(found.list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) throw Error("cannot open a socket: {}", std::strerror(errno));
@@ -264,12 +261,11 @@ void HttpServer::configure() {
     setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof(unsent));
   });
   app.addListener(address_, static_cast<uint16_t>(port_), !config.tls_cert.empty(), config.tls_cert, config.tls_key);
-  app.setConnectionCallback(
-      [this](const trantor::TcpConnectionPtr& tcp) { context_.connections.on_connection(tcp); });
-  app.registerPreRoutingAdvice([this](const drogon::HttpRequestPtr& request, drogon::AdviceCallback&& callback,
-                                      drogon::AdviceChainCallback&&) {
-    on_request(context_, request, std::move(callback));
-  });
+  app.setConnectionCallback([this](const trantor::TcpConnectionPtr& tcp) { context_.connections.on_connection(tcp); });
+  app.registerPreRoutingAdvice(
+      [this](const drogon::HttpRequestPtr& request, drogon::AdviceCallback&& callback, drogon::AdviceChainCallback&&) {
+        on_request(context_, request, std::move(callback));
+      });
   app.registerPreSendingAdvice([](const drogon::HttpRequestPtr&, const drogon::HttpResponsePtr& response) {
     if (response->getHeader("x-bam-close").empty()) return;
     response->removeHeader("x-bam-close");

@@ -28,7 +28,7 @@ class HttpServer {
   void configure();
 
   ServerContext& context_;
-  std::string address_;   // numeric
+  std::string address_;  // numeric
   int port_ = 0;
   std::string upload_dir_;
 };

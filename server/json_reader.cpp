@@ -29,8 +29,7 @@ std::optional<ApiError> check_bounds(std::string_view text, const JsonLimits& li
       case '{':
         ++values;
         if (++depth > limits.max_depth) {
-          return ApiError::invalid(
-              fmt::format("The JSON body is nested deeper than {} levels.", limits.max_depth));
+          return ApiError::invalid(fmt::format("The JSON body is nested deeper than {} levels.", limits.max_depth));
         }
         break;
       case ']':
@@ -40,8 +39,7 @@ std::optional<ApiError> check_bounds(std::string_view text, const JsonLimits& li
     }
   }
   if (values > limits.max_values) {
-    return ApiError::invalid(
-        fmt::format("The JSON body has more than {} values.", limits.max_values));
+    return ApiError::invalid(fmt::format("The JSON body has more than {} values.", limits.max_values));
   }
   return std::nullopt;
 }
@@ -74,8 +72,7 @@ ApiResult<Json> parse_json_object(std::string_view text, const JsonLimits& limit
   try {
     Json value = Json::parse(text);
     if (!value.is_object()) {
-      return ApiError::invalid(
-          fmt::format("The request body must be a JSON object, not {}.", type_name(value)));
+      return ApiError::invalid(fmt::format("The request body must be a JSON object, not {}.", type_name(value)));
     }
     return value;
   } catch (const Json::exception& error) {
@@ -103,12 +100,9 @@ std::optional<int64_t> as_integer(const Json& value, int64_t min, int64_t max) {
   return result;
 }
 
-FieldReader::FieldReader(const Json& object, std::string path)
-    : object_(object), path_(std::move(path)) {}
+FieldReader::FieldReader(const Json& object, std::string path) : object_(object), path_(std::move(path)) {}
 
-std::string FieldReader::name_of(const std::string& key) const {
-  return path_.empty() ? key : path_ + "." + key;
-}
+std::string FieldReader::name_of(const std::string& key) const { return path_.empty() ? key : path_ + "." + key; }
 
 const Json* FieldReader::raw(const std::string& key) {
   read_.insert(key);
@@ -129,9 +123,8 @@ std::optional<int64_t> FieldReader::integer(const std::string& key, int64_t min,
   const Json* value = raw(key);
   if (!value) return std::nullopt;
   if (auto number = as_integer(*value, min, max)) return number;
-  fail(key, value->is_number()
-                ? fmt::format("'{}' must be an integer between {} and {}.", name_of(key), min, max)
-                : fmt::format("'{}' must be an integer, not {}.", name_of(key), type_name(*value)));
+  fail(key, value->is_number() ? fmt::format("'{}' must be an integer between {} and {}.", name_of(key), min, max)
+                               : fmt::format("'{}' must be an integer, not {}.", name_of(key), type_name(*value)));
   return std::nullopt;
 }
 
@@ -176,8 +169,7 @@ const Json* FieldReader::array(const std::string& key, size_t max_items) {
     return nullptr;
   }
   if (value->size() <= max_items) return value;
-  fail(key, fmt::format("'{}' has {} entries; at most {} are allowed.", name_of(key), value->size(),
-                        max_items));
+  fail(key, fmt::format("'{}' has {} entries; at most {} are allowed.", name_of(key), value->size(), max_items));
   return nullptr;
 }
 

@@ -2,8 +2,7 @@
 
 namespace bam {
 
-bool LiveJobs::add(const std::string& id, const std::string& request_id,
-                   const std::shared_ptr<GenerationJob>& job) {
+bool LiveJobs::add(const std::string& id, const std::string& request_id, const std::shared_ptr<GenerationJob>& job) {
   const std::lock_guard lock(mutex_);
   if (by_id_.contains(id) || id_of_request_.contains(request_id)) return false;
   by_id_.emplace(id, job);

@@ -1,7 +1,7 @@
 #include "server/metrics.h"
 
-#include <fstream>
 #include <unistd.h>
+#include <fstream>
 
 #include <fmt/format.h>
 
@@ -95,15 +95,13 @@ void write_engine(TextFormat& out, const Engine& engine) {
              load(stats.prefix_queries));
   out.single("bam_prefix_cache_hits_total", "counter", "Of these, tokens found.", load(stats.prefix_hits));
   out.single("bam_preemptions_total", "counter", "Sequences put back into the queue.", load(stats.preemptions));
-  out.single("bam_kv_pages_evicted_total", "counter", "Cached pages given to new requests.",
-             load(stats.pages_evicted));
+  out.single("bam_kv_pages_evicted_total", "counter", "Cached pages given to new requests.", load(stats.pages_evicted));
   out.single("bam_kv_reach_freed_bytes_total", "counter",
              "KV bytes freed early because the positional prior can no longer see them.",
              load(stats.reach_freed_bytes));
   out.header("bam_requests_finished_total", "counter", "Finished choices by reason.");
   for (size_t i = 0; i < kFinishNames.size(); ++i) {
-    out.sample("bam_requests_finished_total", load(stats.finished[i]),
-               fmt::format("reason=\"{}\"", kFinishNames[i]));
+    out.sample("bam_requests_finished_total", load(stats.finished[i]), fmt::format("reason=\"{}\"", kFinishNames[i]));
   }
   out.histogram("bam_time_to_first_token_seconds", "From submit to the first token.", stats.ttft_s);
   out.histogram("bam_inter_token_latency_seconds", "Between tokens of one choice.", stats.inter_token_s);
@@ -227,8 +225,7 @@ std::string format_metrics(const MetricsInput& input) {
   }
   write_http(out, input);
   TextFormat process("");
-  process.single("process_resident_memory_bytes", "gauge", "Resident memory.",
-                 static_cast<double>(resident_bytes()));
+  process.single("process_resident_memory_bytes", "gauge", "Resident memory.", static_cast<double>(resident_bytes()));
   return out.take() + process.take();
 }
 

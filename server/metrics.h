@@ -15,12 +15,12 @@ namespace bam {
 
 // What the HTTP side counts.
 struct HttpMetrics {
-  std::atomic<uint64_t> disconnects{0};       // clients that left before their reply was complete
-  std::atomic<uint64_t> slow_readers{0};      // streams cut because nobody read them
+  std::atomic<uint64_t> disconnects{0};   // clients that left before their reply was complete
+  std::atomic<uint64_t> slow_readers{0};  // streams cut because nobody read them
   std::atomic<uint64_t> rejected_auth{0};
   std::atomic<uint64_t> rejected_queue{0};
   std::atomic<int64_t> open_streams{0};
-  std::atomic<int64_t> body_bytes{0};         // request bodies held in memory
+  std::atomic<int64_t> body_bytes{0};  // request bodies held in memory
 
   void count_response(std::string_view route, int status);
   std::map<std::pair<std::string, int>, uint64_t> responses() const;

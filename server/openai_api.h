@@ -41,9 +41,9 @@ using PromptInput = std::variant<std::string, std::vector<int32_t>>;
 struct ConstraintSpec {
   enum class Kind : uint8_t { kNone, kJsonObject, kJsonSchema, kRegex, kChoice };
   Kind kind = Kind::kNone;
-  std::string text;                  // schema or pattern
+  std::string text;  // schema or pattern
   std::vector<std::string> choices;
-  std::string param;                 // the field it came from, for errors
+  std::string param;  // the field it came from, for errors
 };
 
 // What a request means when it leaves sampling fields out (generation_config.json).
@@ -58,15 +58,15 @@ struct SamplingDefaults {
 struct GenerationRequest {
   ApiKind kind = ApiKind::kCompletion;
   std::optional<std::string> model;
-  std::vector<PromptInput> prompts;            // kCompletion
-  std::vector<ChatMessage> messages;           // kChat
+  std::vector<PromptInput> prompts;   // kCompletion
+  std::vector<ChatMessage> messages;  // kChat
   bool add_generation_prompt = true;
   std::optional<int64_t> max_tokens;
-  SamplingParams sampling;                     // max_tokens is set once the prompt's length is known
+  SamplingParams sampling;  // max_tokens is set once the prompt's length is known
   int32_t n = 1;
   std::vector<std::string> stop;
   bool include_stop_str_in_output = false;
-  std::optional<int32_t> prompt_logprobs;      // vLLM's field of that name
+  std::optional<int32_t> prompt_logprobs;  // vLLM's field of that name
   bool echo = false;
   bool stream = false;
   bool include_usage = false;
@@ -76,7 +76,7 @@ struct GenerationRequest {
   ConstraintSpec constraint;
   int32_t priority = 0;
   std::string cache_salt;
-  std::string request_id;                      // empty: none given
+  std::string request_id;  // empty: none given
   std::optional<double> timeout_s;
   std::optional<int64_t> truncate_prompt_tokens;  // -1: to what fits
   std::optional<bool> add_special_tokens;
@@ -85,14 +85,12 @@ struct GenerationRequest {
   bool wants_logprobs() const { return sampling.num_logprobs >= 0; }
 };
 
-ApiResult<GenerationRequest> parse_generation_request(const Json& body, ApiKind kind,
-                                                      const SamplingDefaults& defaults);
+ApiResult<GenerationRequest> parse_generation_request(const Json& body, ApiKind kind, const SamplingDefaults& defaults);
 
 // "messages" of a chat or /tokenize request.
 std::vector<ChatMessage> read_messages(FieldReader& reader, const std::string& key);
 // An array of token ids; range is checked against the vocabulary later, where it is known.
-std::optional<std::vector<int32_t>> read_token_ids(FieldReader& reader, const std::string& key,
-                                                   const Json& array);
+std::optional<std::vector<int32_t>> read_token_ids(FieldReader& reader, const std::string& key, const Json& array);
 // Ids that clients may choose: 1-128 of A-Z a-z 0-9 . _ : -
 bool is_valid_request_id(std::string_view id);
 

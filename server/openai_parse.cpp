@@ -15,16 +15,14 @@ void read_sampling(FieldReader& in, const SamplingDefaults& defaults, SamplingPa
   out.temperature = static_cast<float>(in.number("temperature", 0, 100).value_or(defaults.temperature));
   out.top_p = static_cast<float>(in.number("top_p", 0, 1).value_or(defaults.top_p));
   if (in.ok() && !(out.top_p > 0)) in.fail("top_p", "'top_p' must be greater than 0 and at most 1.");
-  out.top_k = static_cast<int32_t>(
-      std::max<int64_t>(0, in.integer("top_k", -1, INT32_MAX).value_or(defaults.top_k)));
+  out.top_k = static_cast<int32_t>(std::max<int64_t>(0, in.integer("top_k", -1, INT32_MAX).value_or(defaults.top_k)));
   out.min_p = static_cast<float>(in.number("min_p", 0, 1).value_or(defaults.min_p));
   if (in.ok() && !(out.min_p < 1)) in.fail("min_p", "'min_p' must be at least 0 and less than 1.");
   out.presence_penalty = static_cast<float>(in.number("presence_penalty", -2, 2).value_or(0));
   out.frequency_penalty = static_cast<float>(in.number("frequency_penalty", -2, 2).value_or(0));
   const char* name = in.has("repetition_penalty") ? "repetition_penalty" : "repeat_penalty";
   in.raw("repeat_penalty");
-  out.repetition_penalty =
-      static_cast<float>(in.number(name, 0, 100).value_or(defaults.repetition_penalty));
+  out.repetition_penalty = static_cast<float>(in.number(name, 0, 100).value_or(defaults.repetition_penalty));
   if (in.ok() && !(out.repetition_penalty > 0)) {
     in.fail(name, fmt::format("'{}' must be greater than 0.", name));
   }
@@ -44,8 +42,7 @@ void add_bias(FieldReader& in, std::optional<int64_t> id, const Json& bias, Samp
     return;
   }
   if (!bias.is_number() || !(std::abs(bias.get<double>()) <= 100)) {
-    in.fail("logit_bias",
-            fmt::format("'logit_bias' of token {} must be a number between -100 and 100.", *id));
+    in.fail("logit_bias", fmt::format("'logit_bias' of token {} must be a number between -100 and 100.", *id));
     return;
   }
   out.logit_bias.emplace_back(static_cast<int32_t>(*id), bias.get<float>());
@@ -60,15 +57,14 @@ void read_logit_bias(FieldReader& in, SamplingParams& out) {
     return;
   }
   if (bias->size() > limits::kBiasEntries) {
-    in.fail("logit_bias", fmt::format("'logit_bias' has {} entries; at most {} are allowed.",
-                                      bias->size(), limits::kBiasEntries));
+    in.fail("logit_bias",
+            fmt::format("'logit_bias' has {} entries; at most {} are allowed.", bias->size(), limits::kBiasEntries));
     return;
   }
   if (bias->is_array()) {
     for (const Json& pair : *bias) {
       const bool valid = pair.is_array() && pair.size() == 2;
-      add_bias(in, valid ? as_integer(pair[0], 0, INT32_MAX) : std::nullopt,
-               valid ? pair[1] : Json(), out);
+      add_bias(in, valid ? as_integer(pair[0], 0, INT32_MAX) : std::nullopt, valid ? pair[1] : Json(), out);
     }
     return;
   }
@@ -123,8 +119,7 @@ void read_logprobs(FieldReader& in, GenerationRequest& out) {
 void read_echo(FieldReader& in, GenerationRequest& out) {
   out.echo = in.boolean("echo").value_or(false);
   if (out.echo && out.wants_logprobs()) {
-    out.sampling.num_prompt_logprobs =
-        std::max(out.sampling.num_prompt_logprobs, out.sampling.num_logprobs);
+    out.sampling.num_prompt_logprobs = std::max(out.sampling.num_prompt_logprobs, out.sampling.num_logprobs);
   }
   if (out.max_tokens == 0 && !out.echo && !out.prompt_logprobs) {
     in.fail("max_tokens", "'max_tokens': 0 generates nothing; it is allowed with 'echo': true.");
@@ -143,8 +138,8 @@ void set_constraint(FieldReader& in, GenerationRequest& out, ConstraintSpec spec
   out.constraint = std::move(spec);
 }
 
-void read_json_constraint(FieldReader& in, const std::string& key, const std::string& param,
-                          const Json& schema, GenerationRequest& out) {
+void read_json_constraint(FieldReader& in, const std::string& key, const std::string& param, const Json& schema,
+                          GenerationRequest& out) {
   ConstraintSpec spec{.kind = ConstraintSpec::Kind::kJsonSchema, .param = param};
   if (schema.is_string()) {
     spec.text = schema.get<std::string>();  // vLLM also takes the schema as text
@@ -197,16 +192,15 @@ void read_choice_constraint(FieldReader& in, const std::string& key, GenerationR
   }
   if (spec.choices.empty()) in.fail(key, fmt::format("'{}' is empty.", spec.param));
   if (bytes > limits::kChoiceConstraintBytes) {
-    in.fail(key, fmt::format("'{}' has more than {} bytes of text.", spec.param,
-                             limits::kChoiceConstraintBytes));
+    in.fail(key, fmt::format("'{}' has more than {} bytes of text.", spec.param, limits::kChoiceConstraintBytes));
   }
   set_constraint(in, out, std::move(spec));
 }
 
 void read_regex_constraint(FieldReader& in, const std::string& key, GenerationRequest& out) {
   if (auto pattern = in.text(key, limits::kRegexBytes)) {
-    set_constraint(in, out, {.kind = ConstraintSpec::Kind::kRegex, .text = *std::move(pattern),
-                             .param = in.name_of(key)});
+    set_constraint(in, out,
+                   {.kind = ConstraintSpec::Kind::kRegex, .text = *std::move(pattern), .param = in.name_of(key)});
   }
 }
 
@@ -243,8 +237,9 @@ void read_prompts(FieldReader& in, GenerationRequest& out) {
     return;
   }
   if (!prompt->is_array() || prompt->empty()) {
-    in.fail("prompt", "'prompt' must be a string, an array of strings, an array of token ids or an "
-                      "array of such arrays, and not empty.");
+    in.fail("prompt",
+            "'prompt' must be a string, an array of strings, an array of token ids or an "
+            "array of such arrays, and not empty.");
     return;
   }
   if (prompt->front().is_number()) {
@@ -252,8 +247,8 @@ void read_prompts(FieldReader& in, GenerationRequest& out) {
     return;
   }
   if (prompt->size() > limits::kPrompts) {
-    in.fail("prompt", fmt::format("'prompt' has {} prompts; at most {} are allowed per request.",
-                                  prompt->size(), limits::kPrompts));
+    in.fail("prompt", fmt::format("'prompt' has {} prompts; at most {} are allowed per request.", prompt->size(),
+                                  limits::kPrompts));
     return;
   }
   for (const Json& entry : *prompt) {
@@ -270,8 +265,9 @@ void read_prompts(FieldReader& in, GenerationRequest& out) {
 
 void refuse_unsupported(FieldReader& in, const GenerationRequest& out) {
   if (const Json* suffix = in.raw("suffix"); suffix && *suffix != "") {
-    in.fail("suffix", "'suffix' is not supported: BAM models read left to right and were not trained "
-                      "to fill in the middle.");
+    in.fail("suffix",
+            "'suffix' is not supported: BAM models read left to right and were not trained "
+            "to fill in the middle.");
   }
   if (out.kind != ApiKind::kChat) return;
   for (const char* key : {"tools", "functions"}) {
@@ -291,8 +287,7 @@ void read_delivery(FieldReader& in, GenerationRequest& out) {
   if (const Json* options = in.object("stream_options")) {
     FieldReader fields(*options, "stream_options");
     out.include_usage = fields.boolean("include_usage").value_or(false);
-    out.continuous_usage_stats =
-        fields.boolean("continuous_usage_stats").value_or(false) && out.include_usage;
+    out.continuous_usage_stats = fields.boolean("continuous_usage_stats").value_or(false) && out.include_usage;
     in.adopt(fields);
     if (!out.stream) in.fail("stream_options", "'stream_options' needs 'stream': true.");
   }
@@ -326,9 +321,8 @@ void read_counts(FieldReader& in, GenerationRequest& out) {
   if (out.kind == ApiKind::kCompletion && !out.max_tokens) out.max_tokens = 16;
   out.n = static_cast<int32_t>(in.integer("n", 1, limits::kChoices).value_or(1));
   if (const auto best_of = in.integer("best_of", 1, limits::kChoices); best_of && *best_of != out.n) {
-    in.fail("best_of", *best_of > out.n
-                           ? "'best_of' greater than 'n' is not supported: choices are not ranked."
-                           : "'best_of' must not be less than 'n'.");
+    in.fail("best_of", *best_of > out.n ? "'best_of' greater than 'n' is not supported: choices are not ranked."
+                                        : "'best_of' must not be less than 'n'.");
   }
 }
 
@@ -337,13 +331,12 @@ void read_counts(FieldReader& in, GenerationRequest& out) {
 bool is_valid_request_id(std::string_view id) {
   if (id.empty() || id.size() > limits::kRequestIdBytes) return false;
   return std::all_of(id.begin(), id.end(), [](unsigned char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
-           c == '_' || c == ':' || c == '-';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
+           c == ':' || c == '-';
   });
 }
 
-std::optional<std::vector<int32_t>> read_token_ids(FieldReader& reader, const std::string& key,
-                                                   const Json& array) {
+std::optional<std::vector<int32_t>> read_token_ids(FieldReader& reader, const std::string& key, const Json& array) {
   std::vector<int32_t> ids;
   ids.reserve(array.size());
   for (const Json& entry : array) {
@@ -355,66 +348,6 @@ std::optional<std::vector<int32_t>> read_token_ids(FieldReader& reader, const st
     ids.push_back(static_cast<int32_t>(*id));
   }
   return ids;
-}
-
-namespace {
-
-// Text of a message: a string, null, or a list of {"type": "text", "text": ...} parts.
-std::string read_content(FieldReader& message, const std::string& key) {
-  const Json* content = message.raw(key);
-  if (!content) return {};
-  if (content->is_string()) return content->get<std::string>();
-  if (!content->is_array()) {
-    message.fail(key, fmt::format("'{}' must be a string or an array of text parts.", message.name_of(key)));
-    return {};
-  }
-  std::string text;
-  for (const Json& part : *content) {
-    const std::string type = part.is_object() && part.contains("type") && part["type"].is_string()
-                                 ? part["type"].get<std::string>()
-                                 : "";
-    if (type != "text" || !part.contains("text") || !part["text"].is_string()) {
-      message.fail(key, type.empty() || type == "text"
-                            ? fmt::format("'{}' must hold {{\"type\": \"text\", \"text\": …}} parts.",
-                                          message.name_of(key))
-                            : fmt::format("'{}' has a part of type '{}'; this model reads text only.",
-                                          message.name_of(key), type.substr(0, 40)));
-      return {};
-    }
-    text += part["text"].get_ref<const std::string&>();
-  }
-  return text;
-}
-
-}  // namespace
-
-std::vector<ChatMessage> read_messages(FieldReader& reader, const std::string& key) {
-  std::vector<ChatMessage> messages;
-  const Json* list = reader.array(key, limits::kMessages);
-  if (!list || list->empty()) {
-    reader.fail(key, fmt::format("'{}' is missing or empty.", key));
-    return messages;
-  }
-  for (size_t i = 0; i < list->size(); ++i) {
-    const std::string name = fmt::format("{}[{}]", key, i);
-    if (!(*list)[i].is_object()) {
-      reader.fail(key, fmt::format("'{}' must be an object with 'role' and 'content'.", name));
-      return messages;
-    }
-    FieldReader fields((*list)[i], name);
-    ChatMessage message;
-    message.role = fields.text("role", 64).value_or("");
-    if (fields.ok() && message.role.empty()) fields.fail("role", fmt::format("'{}.role' is missing.", name));
-    if (message.role == "tool" || message.role == "function" || fields.has("tool_calls") ||
-        fields.has("function_call")) {
-      fields.fail("role", fmt::format("'{}' takes part in a tool call, which is not supported.", name));
-    }
-    message.content = read_content(fields, "content");
-    reader.adopt(fields);
-    if (!reader.ok()) return messages;
-    messages.push_back(std::move(message));
-  }
-  return messages;
 }
 
 ApiResult<GenerationRequest> parse_generation_request(const Json& body, ApiKind kind,

@@ -41,9 +41,8 @@ OrderedJson prompt_logprobs_json(const Tokenizer& tokenizer, const std::vector<T
     }
     OrderedJson entry = OrderedJson::object();
     const auto add = [&](int32_t id, float logprob, int32_t rank) {
-      entry[std::to_string(id)] = {{"logprob", finite_logprob(logprob)},
-                                   {"rank", rank},
-                                   {"decoded_token", token_text(tokenizer, id)}};
+      entry[std::to_string(id)] = {
+          {"logprob", finite_logprob(logprob)}, {"rank", rank}, {"decoded_token", token_text(tokenizer, id)}};
     };
     add(record.id, record.logprobs->logprob, record.logprobs->rank);
     for (size_t i = 0; i < record.logprobs->top.size(); ++i) {
@@ -71,8 +70,7 @@ OrderedJson usage_json(const Usage& usage) {
           {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
 }
 
-OrderedJson legacy_logprobs(const Tokenizer& tokenizer, const std::vector<TokenRecord>& tokens,
-                            int32_t num_top) {
+OrderedJson legacy_logprobs(const Tokenizer& tokenizer, const std::vector<TokenRecord>& tokens, int32_t num_top) {
   OrderedJson names = OrderedJson::array(), logprobs = OrderedJson::array();
   OrderedJson tops = OrderedJson::array(), offsets = OrderedJson::array();
   for (const TokenRecord& record : tokens) {
@@ -102,8 +100,7 @@ OrderedJson legacy_logprobs(const Tokenizer& tokenizer, const std::vector<TokenR
           {"text_offset", std::move(offsets)}};
 }
 
-OrderedJson chat_logprobs(const Tokenizer& tokenizer, const std::vector<TokenRecord>& tokens,
-                          int32_t num_top) {
+OrderedJson chat_logprobs(const Tokenizer& tokenizer, const std::vector<TokenRecord>& tokens, int32_t num_top) {
   OrderedJson content = OrderedJson::array();
   const auto describe = [&](int32_t id, float logprob) {
     return OrderedJson{{"token", token_text(tokenizer, id)},
@@ -156,17 +153,14 @@ OrderedJson reply_json(const Tokenizer& tokenizer, const ReplyMeta& meta, const 
           {"usage", usage_json(usage)}};
 }
 
-ChunkWriter::ChunkWriter(const Tokenizer& tokenizer, const ReplyMeta& meta, ReplyOptions options,
-                         bool include_usage)
+ChunkWriter::ChunkWriter(const Tokenizer& tokenizer, const ReplyMeta& meta, ReplyOptions options, bool include_usage)
     : tokenizer_(tokenizer), kind_(meta.kind), options_(options), include_usage_(include_usage) {
-  head_ = fmt::format(
-      R"(data: {{"id":{},"object":"{}","created":{},"model":{},"system_fingerprint":{},"choices":)",
-      json_quote(meta.id), kind_ == ApiKind::kChat ? "chat.completion.chunk" : "text_completion",
-      meta.created, json_quote(meta.model), json_quote(meta.system_fingerprint));
+  head_ = fmt::format(R"(data: {{"id":{},"object":"{}","created":{},"model":{},"system_fingerprint":{},"choices":)",
+                      json_quote(meta.id), kind_ == ApiKind::kChat ? "chat.completion.chunk" : "text_completion",
+                      meta.created, json_quote(meta.model), json_quote(meta.system_fingerprint));
 }
 
-std::string ChunkWriter::wrap(std::string_view choices, const Usage* usage,
-                              std::string_view extra) const {
+std::string ChunkWriter::wrap(std::string_view choices, const Usage* usage, std::string_view extra) const {
   std::string line = head_;
   line += choices;
   line += extra;
@@ -192,9 +186,7 @@ std::string ChunkWriter::delta(int32_t index, const ChoiceDelta& delta, const Us
   choice += kind_ == ApiKind::kChat ? R"("delta":{"content":)" : R"("text":)";
   choice += json_quote(delta.text);
   choice += kind_ == ApiKind::kChat ? R"(},"logprobs":)" : R"(,"logprobs":)";
-  choice += options_.logprobs
-                ? dump_json(logprobs_json(tokenizer_, kind_, options_, delta.tokens))
-                : "null";
+  choice += options_.logprobs ? dump_json(logprobs_json(tokenizer_, kind_, options_, delta.tokens)) : "null";
   choice += R"(,"finish_reason":null)";
   if (kind_ == ApiKind::kCompletion) choice += R"(,"stop_reason":null)";
   if (options_.token_ids) choice += ",\"token_ids\":" + dump_json(ids_json(delta.tokens, 0));
@@ -205,8 +197,8 @@ std::string ChunkWriter::delta(int32_t index, const ChoiceDelta& delta, const Us
 
 std::string ChunkWriter::finish(int32_t index, const char* reason, const StopReason& stop_reason,
                                 const Usage* usage) const {
-  return wrap(fmt::format(R"([{{"index":{},{},"logprobs":null,"finish_reason":"{}","stop_reason":{}}}])",
-                          index, kind_ == ApiKind::kChat ? R"("delta":{})" : R"("text":"")", reason,
+  return wrap(fmt::format(R"([{{"index":{},{},"logprobs":null,"finish_reason":"{}","stop_reason":{}}}])", index,
+                          kind_ == ApiKind::kChat ? R"("delta":{})" : R"("text":"")", reason,
                           dump_json(stop_reason_json(stop_reason))),
               usage);
 }

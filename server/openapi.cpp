@@ -10,8 +10,8 @@ namespace bam {
 namespace {
 
 struct Bodies {
-  const char* request = nullptr;   // schema name; null: no body
-  const char* reply = nullptr;     // schema name; null: not JSON
+  const char* request = nullptr;  // schema name; null: no body
+  const char* reply = nullptr;    // schema name; null: not JSON
   const char* content_type = "application/json";
 };
 
@@ -75,10 +75,8 @@ OrderedJson operation(const Route& route, const Bodies& bodies) {
   for (const char c : route.path) id += c == '/' || c == '{' || c == '}' || c == '.' ? '_' : c;
   op["operationId"] = id;
   if (route.path.find("{id}") != std::string::npos) {
-    op["parameters"] = OrderedJson::array({{{"name", "id"},
-                                            {"in", "path"},
-                                            {"required", true},
-                                            {"schema", {{"type", "string"}, {"minLength", 1}}}}});
+    op["parameters"] = OrderedJson::array(
+        {{{"name", "id"}, {"in", "path"}, {"required", true}, {"schema", {{"type", "string"}, {"minLength", 1}}}}});
   }
   if (bodies.request) {
     op["requestBody"] = {{"required", true}, {"content", json_content(bodies.request)}};
@@ -116,14 +114,14 @@ std::string openapi_document(const std::string& version) {
   document["openapi"] = "3.1.0";
   document["info"] = {{"title", "bam"},
                       {"version", version},
-                      {"description", "Inference server for BAM language models. Routes under /v1 answer without the "
-                                      "prefix too. Unknown request fields are ignored and named in X-Ignored-Fields."}};
+                      {"description",
+                       "Inference server for BAM language models. Routes under /v1 answer without the "
+                       "prefix too. Unknown request fields are ignored and named in X-Ignored-Fields."}};
   document["paths"] = std::move(paths);
-  document["components"] = {
-      {"schemas", OrderedJson::parse(openapi_schemas())},
-      {"securitySchemes",
-       {{"bearer", {{"type", "http"}, {"scheme", "bearer"}}},
-        {"apiKey", {{"type", "apiKey"}, {"in", "header"}, {"name", "X-API-Key"}}}}}};
+  document["components"] = {{"schemas", OrderedJson::parse(openapi_schemas())},
+                            {"securitySchemes",
+                             {{"bearer", {{"type", "http"}, {"scheme", "bearer"}}},
+                              {"apiKey", {{"type", "apiKey"}, {"in", "header"}, {"name", "X-API-Key"}}}}}};
   // Keys are needed only when the server was started with one: the empty requirement allows none.
   document["security"] = OrderedJson::array(
       {OrderedJson::object(), {{"bearer", OrderedJson::array()}}, {{"apiKey", OrderedJson::array()}}});

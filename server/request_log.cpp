@@ -25,9 +25,8 @@ double round1(double value) { return std::round(value * 10) / 10; }
 void RequestLog::write() const {
   const auto level = is_generation ? spdlog::level::info : spdlog::level::debug;
   if (!spdlog::default_logger_raw()->should_log(level)) return;
-  const double rate = generated_tokens > 1 && decode_ms > 0
-                          ? static_cast<double>(generated_tokens - 1) * 1000 / decode_ms
-                          : 0;
+  const double rate =
+      generated_tokens > 1 && decode_ms > 0 ? static_cast<double>(generated_tokens - 1) * 1000 / decode_ms : 0;
   if (log::is_json()) {
     OrderedJson json{{"time", now_iso8601()}, {"level", is_generation ? "info" : "debug"},
                      {"message", "request"},  {"id", id},

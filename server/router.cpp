@@ -13,8 +13,7 @@ bool matches(std::string_view pattern, std::string_view path, std::string& param
   if (path.size() <= before.size() + after.size() || !path.starts_with(before) || !path.ends_with(after)) {
     return false;
   }
-  const std::string_view value =
-      path.substr(before.size(), path.size() - before.size() - after.size());
+  const std::string_view value = path.substr(before.size(), path.size() - before.size() - after.size());
   if (value.find('/') != std::string_view::npos) return false;
   parameter = value;
   return true;
@@ -22,8 +21,7 @@ bool matches(std::string_view pattern, std::string_view path, std::string& param
 
 }  // namespace
 
-RouteMatch match_route(const std::vector<Route>& routes, std::string_view method,
-                       std::string_view path) {
+RouteMatch match_route(const std::vector<Route>& routes, std::string_view method, std::string_view path) {
   RouteMatch result;
   if (path.size() > 1 && path.ends_with('/')) path.remove_suffix(1);
   const std::string prefixed = "/v1" + std::string(path);

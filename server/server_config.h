@@ -9,21 +9,21 @@ namespace bam {
 // Resolved settings of the HTTP side; valid by the time the server sees them.
 struct ServerConfig {
   std::string host = "127.0.0.1";
-  int port = 8000;                                // 0: any free port
-  std::vector<std::string> served_model_names;    // first: the one in replies
-  std::vector<std::string> api_keys;              // empty: no authentication
-  std::string admin_key;                          // empty: admin routes are off
-  bool cache_salt_per_key = false;                // prefix cache entries are shared within one API key only
-  std::vector<std::string> cors_origins;          // empty: no CORS; "*": any
-  std::string tls_cert, tls_key;                  // files; empty: plain HTTP
+  int port = 8000;                              // 0: any free port
+  std::vector<std::string> served_model_names;  // first: the one in replies
+  std::vector<std::string> api_keys;            // empty: no authentication
+  std::string admin_key;                        // empty: admin routes are off
+  bool cache_salt_per_key = false;              // prefix cache entries are shared within one API key only
+  std::vector<std::string> cors_origins;        // empty: no CORS; "*": any
+  std::string tls_cert, tls_key;                // files; empty: plain HTTP
   uint64_t max_body_bytes = 32ull << 20;
   int64_t max_connections = 4096;
-  double request_timeout_s = 0;                   // 0: none
+  double request_timeout_s = 0;  // 0: none
   double drain_timeout_s = 30;
-  double read_timeout_s = 30;                     // a request that has begun must arrive within it
-  double idle_timeout_s = 300;                    // keep-alive connections without a request
-  double stall_timeout_s = 60;                    // a reply of which nothing can be sent for that long
-  uint64_t max_unsent_bytes = 1ull << 20;         // per stream; a reader further behind is cut off
+  double read_timeout_s = 30;              // a request that has begun must arrive within it
+  double idle_timeout_s = 300;             // keep-alive connections without a request
+  double stall_timeout_s = 60;             // a reply of which nothing can be sent for that long
+  uint64_t max_unsent_bytes = 1ull << 20;  // per stream; a reader further behind is cut off
   double ping_interval_s = 10;
   int io_threads = 2;
   bool vllm_metrics = false;

@@ -26,8 +26,8 @@ namespace bam {
 // A prompt with a hidden number and the number itself.
 struct PasskeyPrompt {
   std::vector<int32_t> tokens;
-  std::string answer;        // digits
-  int64_t max_tokens = 8;    // enough for them
+  std::string answer;      // digits
+  int64_t max_tokens = 8;  // enough for them
 };
 
 // Everything about the loaded model that handlers need. Immutable once published.
@@ -37,14 +37,14 @@ struct ServingModel {
   Engine& engine;
   const Tokenizer& tokenizer;
   std::optional<ChatTemplate> chat_template;
-  std::string chat_template_error;       // why there is none
+  std::string chat_template_error;  // why there is none
   SamplingDefaults defaults;
   std::string system_fingerprint;
-  std::string checkpoint;                // folder, for /props
+  std::string checkpoint;  // folder, for /props
   std::string weight_dtype, device;
   int64_t num_parameters = 0;
   uint64_t weight_bytes = 0;
-  int64_t created = 0;                   // Unix seconds
+  int64_t created = 0;  // Unix seconds
   // Hidden-number prompts for the self test; empty: not offered. length in tokens, depth in [0, 1].
   std::function<Result<PasskeyPrompt>(int64_t length, double depth, uint64_t seed)> passkey_prompt;
 
@@ -64,12 +64,12 @@ struct ServerContext {
   const ServerConfig config;
   const KeyRing keys;
   std::string version;
-  std::string props_json;                  // resolved configuration, secrets masked
+  std::string props_json;  // resolved configuration, secrets masked
   ConnectionTable connections;
   HttpMetrics metrics;
   LiveJobs jobs;
   std::atomic<bool> draining{false};
-  std::atomic<const ServingModel*> model{nullptr};   // null while loading
+  std::atomic<const ServingModel*> model{nullptr};  // null while loading
   const std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   WorkerPool workers;  // last: its threads end before anything above goes away
 };

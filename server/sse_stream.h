@@ -53,8 +53,8 @@ class SseStream : public std::enable_shared_from_this<SseStream> {
   ServerContext& context_;
   std::shared_ptr<Exchange> exchange_;
   std::function<void()> on_lost_;
-  drogon::ResponseStreamPtr stream_;   // null until it is this request's turn on the connection
-  std::string backlog_;                // events from before that
+  drogon::ResponseStreamPtr stream_;  // null until it is this request's turn on the connection
+  std::string backlog_;               // events from before that
   SendMeter meter_;
   Clock::time_point last_progress_ = Clock::now();
   Clock::time_point next_ping_;

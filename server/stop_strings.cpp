@@ -34,8 +34,7 @@ std::string StopMatcher::push(std::string_view piece) {
     const Pattern* found = nullptr;
     for (Pattern& pattern : patterns_) {
       advance(pattern, c);
-      if (pattern.state == pattern.text.size() &&
-          (!found || pattern.text.size() > found->text.size())) {
+      if (pattern.state == pattern.text.size() && (!found || pattern.text.size() > found->text.size())) {
         found = &pattern;
       }
     }

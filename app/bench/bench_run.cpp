@@ -29,6 +29,7 @@ class LoadRunner {
 
  private:
   void prepare();
+  void describe(const std::string& prompts);
   std::string body_of(const WorkItem& item) const;
   void send(const WorkItem& item, TimePoint scheduled, CompletionCall::OnDone on_done);
   void warm_up();
@@ -101,6 +102,10 @@ void LoadRunner::prepare() {
     }
     workload_ = std::make_unique<Workload>(config, std::move(pool));
   }
+  describe(prompts);
+}
+
+void LoadRunner::describe(const std::string& prompts) {
   open_loop_ = options_.request_rate > 0;
   num_requests_ = options_.num_requests;
   json config_json = {{"mode", open_loop_ ? "open" : "closed"},

@@ -56,12 +56,40 @@ TEST(ServeConfig, EverySettingOfTheContractIsThere) {
     EXPECT_TRUE(names.insert(option.name).second) << option.name << " twice";
     EXPECT_FALSE(option.help.empty() || option.metavar.empty());
   }
-  for (const char* name :
-       {"host", "port", "model", "served-model-name", "device", "threads", "dtype", "kv-dtype", "kv-memory", "page-size",
-        "max-model-len", "max-num-seqs", "max-batched-tokens", "step-target-ms", "attention", "attention-epsilon",
-        "prefix-cache", "kv-dir", "api-key", "api-key-file", "admin-key", "cors-origins", "tls-cert", "tls-key", "max-body",
-        "max-queue", "max-queued-tokens", "queue-timeout", "request-timeout", "drain-timeout", "log-level", "log-format",
-        "metrics-compat", "cache-salt-per-key"}) {
+  for (const char* name : {"host",
+                           "port",
+                           "model",
+                           "served-model-name",
+                           "device",
+                           "threads",
+                           "dtype",
+                           "kv-dtype",
+                           "kv-memory",
+                           "page-size",
+                           "max-model-len",
+                           "max-num-seqs",
+                           "max-batched-tokens",
+                           "step-target-ms",
+                           "attention",
+                           "attention-epsilon",
+                           "prefix-cache",
+                           "kv-dir",
+                           "api-key",
+                           "api-key-file",
+                           "admin-key",
+                           "cors-origins",
+                           "tls-cert",
+                           "tls-key",
+                           "max-body",
+                           "max-queue",
+                           "max-queued-tokens",
+                           "queue-timeout",
+                           "request-timeout",
+                           "drain-timeout",
+                           "log-level",
+                           "log-format",
+                           "metrics-compat",
+                           "cache-salt-per-key"}) {
     EXPECT_TRUE(names.contains(name)) << name;
   }
 }
@@ -95,15 +123,38 @@ TEST(ServeConfig, TheDefaultsInTheTableAreTheDefaults) {
 }
 
 TEST(ServeConfig, BadValuesAreNamed) {
-  const std::vector<std::pair<std::string, std::string>> bad = {
-      {"port", "65536"}, {"port", "-1"}, {"port", "80x"}, {"port", ""}, {"threads", "1.5"}, {"device", "tpu"},
-      {"dtype", "fp8"}, {"kv-dtype", "bf16"}, {"kv-memory", "lots"}, {"kv-memory", "0"}, {"kv-memory", "-1GiB"},
-      {"page-size", "65"}, {"page-size", "0"}, {"max-model-len", "0"}, {"max-num-seqs", "0"}, {"attention", "sparse"},
-      {"attention-epsilon", "1"}, {"attention-epsilon", "nan"}, {"prefix-cache", "maybe"}, {"step-target-ms", "0"},
-      {"queue-timeout", "soon"}, {"drain-timeout", "-1"}, {"max-body", "12"}, {"log-level", "loud"}, {"log-format", "xml"},
-      {"metrics-compat", "tgi"}, {"api-key-file", "does-not-exist"}, {"ping-interval", "10ms"}, {"served-model-name", ""}};
+  const std::vector<std::pair<std::string, std::string>> bad = {{"port", "65536"},
+                                                                {"port", "-1"},
+                                                                {"port", "80x"},
+                                                                {"port", ""},
+                                                                {"threads", "1.5"},
+                                                                {"device", "tpu"},
+                                                                {"dtype", "fp8"},
+                                                                {"kv-dtype", "bf16"},
+                                                                {"kv-memory", "lots"},
+                                                                {"kv-memory", "0"},
+                                                                {"kv-memory", "-1GiB"},
+                                                                {"page-size", "65"},
+                                                                {"page-size", "0"},
+                                                                {"max-model-len", "0"},
+                                                                {"max-num-seqs", "0"},
+                                                                {"attention", "sparse"},
+                                                                {"attention-epsilon", "1"},
+                                                                {"attention-epsilon", "nan"},
+                                                                {"prefix-cache", "maybe"},
+                                                                {"step-target-ms", "0"},
+                                                                {"queue-timeout", "soon"},
+                                                                {"drain-timeout", "-1"},
+                                                                {"max-body", "12"},
+                                                                {"log-level", "loud"},
+                                                                {"log-format", "xml"},
+                                                                {"metrics-compat", "tgi"},
+                                                                {"api-key-file", "does-not-exist"},
+                                                                {"ping-interval", "10ms"},
+                                                                {"served-model-name", ""}};
   for (const auto& [name, value] : bad) {
-    EXPECT_EQ(refusal({{name, value}}).find("--" + name), 0u) << name << "=" << value << ": " << refusal({{name, value}});
+    EXPECT_EQ(refusal({{name, value}}).find("--" + name), 0u)
+        << name << "=" << value << ": " << refusal({{name, value}});
     std::string env = "BAM_";
     for (const char c : name) env += c == '-' ? '_' : static_cast<char>(std::toupper(c));
     EXPECT_EQ(refusal({}, {{env, value}}).find(env), 0u) << env << "=" << value;
@@ -121,7 +172,8 @@ TEST(ServeConfig, BadFilesAreNamed) {
 TEST(ServeConfig, BadCombinations) {
   EXPECT_NE(refusal({{"tls-cert", "x"}}).find("--tls-key"), std::string::npos);
   EXPECT_NE(refusal({{"tls-cert", "x"}, {"tls-key", "y"}}).find("cannot read x"), std::string::npos);
-  EXPECT_NE(refusal({{"max-num-seqs", "100"}, {"max-batched-tokens", "50"}}).find("--max-batched-tokens"), std::string::npos);
+  EXPECT_NE(refusal({{"max-num-seqs", "100"}, {"max-batched-tokens", "50"}}).find("--max-batched-tokens"),
+            std::string::npos);
   EXPECT_NE(refusal({{"api-key", "a"}, {"admin-key", "a"}}).find("--admin-key"), std::string::npos);
 }
 

@@ -6,13 +6,14 @@
 #include <cmath>
 #include <deque>
 #include <numeric>
+#include <random>
 
 namespace bam {
 namespace {
 
 constexpr int kPage = 64;
 
-// A cost model that has learnt exactly `ms_per_row` and nothing else.
+// A cost model that has seen steps which take ms_per_row for each row and nothing else.
 CostModel linear_cost(double ms_per_row) {
   CostModel cost(64 * ms_per_row);
   for (int i = 0; i < 400; ++i) {
@@ -27,7 +28,8 @@ class Harness {
  public:
   explicit Harness(int64_t pages, SchedulerLimits limits = {}, double ms_per_row = 0.1,
                    std::vector<int64_t> reach = {-1})
-      : cost(linear_cost(ms_per_row)),
+      : ms_per_row(ms_per_row),
+        cost(linear_cost(ms_per_row)),
         kv(KvGeometry(kPage, std::move(reach), limits.max_batched_tokens), pages, true, 1),
         scheduler(limits, kv, cost) {}
 
@@ -49,6 +51,7 @@ class Harness {
     const SchedulePlan& plan = scheduler.schedule();
     kv.pending_copies().clear();
     ++steps;
+    if (!plan.empty()) cost.observe(plan.load, ms_per_row * static_cast<double>(plan.load.rows));
     for (const ScheduledRows& rows : plan.rows) {
       Sequence& s = *rows.sequence;
       s.num_computed += rows.num_rows;
@@ -67,6 +70,7 @@ class Harness {
     return std::find(finished.begin(), finished.end(), &s) != finished.end();
   }
 
+  double ms_per_row;
   CostModel cost;
   KvCache kv;
   Scheduler scheduler;
@@ -100,12 +104,12 @@ TEST(Scheduler, MixedStepsKeepToTheTarget) {
   EXPECT_LE(rows_of(first, lone), 2048);
   std::vector<Sequence*> streams;
   for (int i = 0; i < 8; ++i) streams.push_back(&h.add(20, 1000));
-  h.step();
+  for (int i = 0; i < 10; ++i) h.step();
   for (int i = 0; i < 50; ++i) {
     const SchedulePlan& plan = h.step();
     const double ms = 0.1 * static_cast<double>(plan.load.rows);
-    EXPECT_LE(ms, 52.0);
-    EXPECT_GE(ms, 45.0) << "the time left by the streams is used";
+    EXPECT_LE(ms, 54.0);
+    EXPECT_GE(ms, 42.0) << "the time left by the streams is used";
     for (Sequence* s : streams) EXPECT_EQ(rows_of(plan, *s), 1) << "a running stream gets its row in every step";
   }
 }
@@ -327,7 +331,7 @@ TEST(CostModel, OneHiccupMovesAPredictionByABoundedFactor) {
   load.add(0, 100);
   const double before = cost.predict_ms(load);
   cost.observe(load, 60'000);  // the machine slept
-  EXPECT_LE(cost.predict_ms(load), 1.5 * before);
+  EXPECT_LE(cost.predict_ms(load), 1.8 * before);
   EXPECT_GT(cost.rows_within(0, 10), 0);
 }
 
@@ -338,6 +342,40 @@ TEST(CostModel, AWrongPriorIsCorrectedWithinAFewSteps) {
     load.add(0, 64);
     for (int i = 0; i < 12; ++i) cost.observe(load, 50 * factor);
     EXPECT_NEAR(cost.predict_ms(load) / (50 * factor), 1.0, 0.2) << factor;
+  }
+}
+
+// Streams run alone for a while, then a long prompt comes: the first chunks must not overshoot, and the time left is
+// predicted well before half of it is over.
+TEST(CostModel, StartsSlowlyAfterDecodeStepsAndPredictsTheRest) {
+  for (const double row_ms : {0.02, 0.5}) {
+    const auto truth = [&](const StepLoad& l) {
+      return 0.4 + row_ms * static_cast<double>(l.rows) + 1e-5 * row_ms * l.row_keys;
+    };
+    std::mt19937 rng(1);
+    std::lognormal_distribution<double> noise(0, 0.15);
+    CostModel cost(50);
+    StepLoad decode;
+    for (int s = 0; s < 8; ++s) decode.add(300, 1);
+    for (int i = 0; i < 200; ++i) cost.observe(decode, truth(decode) * noise(rng));
+    const int64_t prompt = 100'000;
+    int64_t position = 0;
+    double worst_ms = 0;
+    while (position < prompt) {
+      const double budget = std::max(50 - cost.predict_ms(decode), 12.5);
+      StepLoad load = decode;
+      const int64_t rows =
+          std::clamp<int64_t>(cost.rows_within(position, budget), 1, std::min<int64_t>(2048, prompt - position));
+      load.add(position, rows);
+      worst_ms = std::max(worst_ms, truth(load));
+      cost.observe(load, truth(load) * noise(rng));
+      position += rows;
+      if (position < prompt / 4 || position > prompt * 9 / 10) continue;
+      StepLoad rest;
+      rest.add(position, prompt - position);
+      EXPECT_NEAR(cost.rows_ms(position, prompt - position) / truth(rest), 1.0, 0.4) << "at " << position;
+    }
+    EXPECT_LT(worst_ms, 70) << row_ms << " ms per row";
   }
 }
 

@@ -44,6 +44,12 @@ def checkpoint():
     return _checkpoint
 
 
+def megabytes(count):
+    """A limit on growth in bytes; wider for builds with sanitizers, which keep freed memory for a while."""
+    sanitized = b"__asan_init" in pathlib.Path(BAM).read_bytes() or b"__tsan_init" in pathlib.Path(BAM).read_bytes()
+    return count * 2 ** 20 * (10 if sanitized else 1)
+
+
 def numpy_python():
     """An interpreter that has numpy: this one, else Debian's; None: there is none."""
     for python in (sys.executable, "/usr/bin/python3"):

@@ -101,7 +101,7 @@ class ClientsLeave(bamtest.ServerTest):
             client.close()
         self.server.wait_idle(60)
         print(f"\n200 slow readers: at most {(peak - before) / 2 ** 20:.1f} MiB more memory")
-        self.assertLess(peak - before, 160 << 20)
+        self.assertLess(peak - before, bamtest.megabytes(160))
 
     def test_a_thousand_idle_connections(self):
         descriptors = self.server.descriptors()

@@ -80,7 +80,7 @@ class Hostile(bamtest.ServerTest):
                     self.assertIn(b" 413 ", client.recv(4096))
                 except ConnectionResetError:
                     pass
-        self.assertLess(self.server.memory_bytes() - before, 64 << 20, "refused bodies are not kept")
+        self.assertLess(self.server.memory_bytes() - before, bamtest.megabytes(64), "refused bodies are not kept")
 
     def test_malformed_http(self):
         random.seed(5)

@@ -40,7 +40,7 @@ class Load(bamtest.ServerTest):
         for i in range(0, 256, 37):
             alone = self.server.post("/v1/completions", {**body(i), "return_token_ids": True}).json()
             self.assertEqual(results[i], alone["choices"][0]["token_ids"], i)
-        self.assertLess(self.server.memory_bytes() - before, 200 << 20)
+        self.assertLess(self.server.memory_bytes() - before, bamtest.megabytes(200))
         self.server.wait_idle()
 
     def test_many_short_requests(self):

@@ -166,7 +166,7 @@ class Tls(unittest.TestCase):
                 for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
                     context.minimum_version = context.maximum_version = version
                     connection = http.client.HTTPSConnection("127.0.0.1", server.port, context=context, timeout=30)
-                    body = json.dumps({"prompt": "x", "max_tokens": 30, "stream": True, "ignore_eos": True})
+                    body = json.dumps({"prompt": "x", "max_tokens": 1500, "stream": True, "ignore_eos": True})
                     connection.request("POST", "/v1/completions", body)
                     response = connection.getresponse()
                     self.assertEqual(response.status, 200)

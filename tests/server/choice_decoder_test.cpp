@@ -8,7 +8,8 @@ namespace {
 class ChoiceDecoderTest : public ::testing::Test {
  protected:
   // Pushes tokens one by one and returns the whole text and records.
-  ChoiceDelta run(const DecodeOptions& options, const std::vector<int32_t>& ids, FinishReason reason = FinishReason::kLength) {
+  ChoiceDelta run(const DecodeOptions& options, const std::vector<int32_t>& ids,
+                  FinishReason reason = FinishReason::kLength) {
     decoder_ = std::make_unique<ChoiceDecoder>(*tokenizer_, options_ = options, 0);
     ChoiceDelta all;
     const auto collect = [&] {

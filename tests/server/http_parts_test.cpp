@@ -52,8 +52,8 @@ TEST(KeyRing, AcceptsTheKnownFormsOnly) {
   EXPECT_TRUE(ring.identify("Bearer root-key", "")->admin);
   EXPECT_FALSE(ring.identify("Bearer alpha", "")->admin);
   using namespace std::string_view_literals;
-  for (const std::string_view header : {""sv, "Bearer"sv, "Bearer "sv, "alpha"sv, "Bearer alph"sv, "Bearer alphaa"sv, "Basic !!!!"sv,
-                                        "Bearer alpha\0"sv}) {
+  for (const std::string_view header : {""sv, "Bearer"sv, "Bearer "sv, "alpha"sv, "Bearer alph"sv, "Bearer alphaa"sv,
+                                        "Basic !!!!"sv, "Bearer alpha\0"sv}) {
     EXPECT_FALSE(ring.identify(header, "").has_value()) << header;
   }
   EXPECT_FALSE(ring.identify("Bearer wrong", "alpha").has_value()) << "a presented bearer key decides alone";
@@ -89,8 +89,11 @@ TEST(Metrics, TextFormat) {
   http.count_response("/v1/completions", 200);
   http.count_response("other", 404);
   const std::string text = format_metrics({.http = http, .model_name = "a\"b\\c\nd", .open_connections = 3});
-  EXPECT_NE(text.find("bam_http_responses_total{model_name=\"a\\\"b\\\\c\\nd\",route=\"/v1/completions\",status=\"200\"} 2\n"),
-            std::string::npos) << text;
+  EXPECT_NE(
+      text.find(
+          "bam_http_responses_total{model_name=\"a\\\"b\\\\c\\nd\",route=\"/v1/completions\",status=\"200\"} 2\n"),
+      std::string::npos)
+      << text;
   EXPECT_NE(text.find("bam_http_connections{model_name=\"a\\\"b\\\\c\\nd\"} 3\n"), std::string::npos);
   EXPECT_NE(text.find("process_resident_memory_bytes "), std::string::npos);
   // Every sample belongs to a family that was declared, once.

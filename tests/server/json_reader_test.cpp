@@ -6,9 +6,9 @@ namespace bam {
 namespace {
 
 TEST(ParseJsonObject, RefusesWhatIsNoObject) {
-  for (const char* text : {"", " ", "[]", "1", "\"x\"", "null", "{", "{\"a\":}", "{\"a\":1}x", "nan", "{\"a\":NaN}",
-                           "{\"a\":Infinity}", "{\"a\":1e999}", "{\"a\":01}", "{'a':1}", "\xff", "{\"a\":\"\xff\"}",
-                           "{\"a\":\"\xed\xa0\x80\"}"}) {
+  for (const char* text :
+       {"", " ", "[]", "1", "\"x\"", "null", "{", "{\"a\":}", "{\"a\":1}x", "nan", "{\"a\":NaN}", "{\"a\":Infinity}",
+        "{\"a\":1e999}", "{\"a\":01}", "{'a':1}", "\xff", "{\"a\":\"\xff\"}", "{\"a\":\"\xed\xa0\x80\"}"}) {
     const auto result = parse_json_object(text);
     ASSERT_FALSE(result.ok()) << text;
     EXPECT_EQ(result.error().status, 400) << text;
@@ -70,7 +70,10 @@ TEST(AsInteger, DoublesBeyondTheirPrecisionAreNoIntegers) {
 }
 
 TEST(DumpJson, ReplacesInvalidUtf8) {
-  EXPECT_EQ(json_quote("a\xff" "b\n"), "\"a\xef\xbf\xbd" "b\\n\"");
+  EXPECT_EQ(json_quote("a\xff"
+                       "b\n"),
+            "\"a\xef\xbf\xbd"
+            "b\\n\"");
 }
 
 }  // namespace

@@ -33,7 +33,8 @@ TEST(ParseCompletion, Defaults) {
 
 TEST(ParseCompletion, ServerDefaultsYieldToTheRequest) {
   const SamplingDefaults defaults{.temperature = 0.5f, .top_p = 0.8f, .top_k = 7};
-  const auto request = parse_generation_request(Json::parse(R"({"prompt": "x", "top_p": 0.9})"), ApiKind::kCompletion, defaults);
+  const auto request =
+      parse_generation_request(Json::parse(R"({"prompt": "x", "top_p": 0.9})"), ApiKind::kCompletion, defaults);
   EXPECT_FLOAT_EQ(request->sampling.temperature, 0.5f);
   EXPECT_FLOAT_EQ(request->sampling.top_p, 0.9f);
   EXPECT_EQ(request->sampling.top_k, 7);
@@ -41,7 +42,8 @@ TEST(ParseCompletion, ServerDefaultsYieldToTheRequest) {
 
 TEST(ParseCompletion, PromptForms) {
   EXPECT_EQ(accept(R"({"prompt": ["a", "b"]})").prompts.size(), 2u);
-  EXPECT_EQ(std::get<std::vector<int32_t>>(accept(R"({"prompt": [1, 2, 3]})").prompts.at(0)), (std::vector<int32_t>{1, 2, 3}));
+  EXPECT_EQ(std::get<std::vector<int32_t>>(accept(R"({"prompt": [1, 2, 3]})").prompts.at(0)),
+            (std::vector<int32_t>{1, 2, 3}));
   EXPECT_EQ(accept(R"({"prompt": [[1], [2, 3]]})").prompts.size(), 2u);
   for (const char* prompt : {"null", "[]", "5", "{}", "true", "[true]", "[{}]", "[1, \"a\"]", "[1.5]", "[-1]", "[1e10]",
                              "[[1, null]]", "[[[1]]]"}) {
@@ -119,7 +121,8 @@ TEST(ParseCompletion, BooleansAndStringsAreStrict) {
 TEST(ParseCompletion, StopStrings) {
   EXPECT_EQ(accept(with("stop", "\"END\"")).stop, std::vector<std::string>{"END"});
   EXPECT_EQ(accept(with("stop", R"(["a", "b"])")).stop.size(), 2u);
-  for (const char* value : {"5", "[5]", "\"\"", "[\"\"]", "{}"}) EXPECT_EQ(parse(with("stop", value)).error().param, "stop");
+  for (const char* value : {"5", "[5]", "\"\"", "[\"\"]", "{}"})
+    EXPECT_EQ(parse(with("stop", value)).error().param, "stop");
   std::string many = "[\"0\"";
   for (int i = 1; i < 17; ++i) many += ",\"" + std::to_string(i) + "\"";
   EXPECT_FALSE(parse(with("stop", many + "]")).ok());
@@ -161,19 +164,20 @@ TEST(ParseCompletion, Constraints) {
   using Kind = ConstraintSpec::Kind;
   EXPECT_EQ(accept(with("response_format", R"({"type": "text"})")).constraint.kind, Kind::kNone);
   EXPECT_EQ(accept(with("response_format", R"({"type": "json_object"})")).constraint.kind, Kind::kJsonObject);
-  const auto schema = accept(with("response_format", R"({"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}})"));
+  const auto schema = accept(with(
+      "response_format", R"({"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}})"));
   EXPECT_EQ(schema.constraint.kind, Kind::kJsonSchema);
   EXPECT_EQ(schema.constraint.text, R"({"type":"object"})");
   EXPECT_EQ(accept(with("regex", "\"a+\"")).constraint.text, "a+");
   EXPECT_EQ(accept(with("guided_regex", "\"a+\"")).constraint.kind, Kind::kRegex);
   EXPECT_EQ(accept(with("structured_outputs", R"({"choice": ["a"]})")).constraint.choices.size(), 1u);
-  for (const char* text : {R"({"prompt": "x", "regex": "a", "choice": ["b"]})",
-                           R"({"prompt": "x", "response_format": {"type": "xml"}})",
-                           R"({"prompt": "x", "response_format": {"type": "json_schema"}})",
-                           R"({"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"schema": 5}}})",
-                           R"({"prompt": "x", "response_format": "json"})", R"({"prompt": "x", "choice": []})",
-                           R"({"prompt": "x", "choice": [""]})", R"({"prompt": "x", "choice": "a"})",
-                           R"({"prompt": "x", "regex": 5})", R"({"prompt": "x", "structured_outputs": {"grammar": "x"}})"}) {
+  for (const char* text :
+       {R"({"prompt": "x", "regex": "a", "choice": ["b"]})", R"({"prompt": "x", "response_format": {"type": "xml"}})",
+        R"({"prompt": "x", "response_format": {"type": "json_schema"}})",
+        R"({"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"schema": 5}}})",
+        R"({"prompt": "x", "response_format": "json"})", R"({"prompt": "x", "choice": []})",
+        R"({"prompt": "x", "choice": [""]})", R"({"prompt": "x", "choice": "a"})", R"({"prompt": "x", "regex": 5})",
+        R"({"prompt": "x", "structured_outputs": {"grammar": "x"}})"}) {
     const auto result = parse(text);
     ASSERT_FALSE(result.ok()) << text;
     EXPECT_EQ(result.error().status, 400);
@@ -182,19 +186,25 @@ TEST(ParseCompletion, Constraints) {
 }
 
 TEST(ParseChat, MessagesAndContentParts) {
-  const auto chat = [](const std::string& messages) { return parse("{\"messages\": " + messages + "}", ApiKind::kChat); };
+  const auto chat = [](const std::string& messages) {
+    return parse("{\"messages\": " + messages + "}", ApiKind::kChat);
+  };
   EXPECT_EQ(chat(R"([{"role": "user", "content": "hi"}])")->messages.at(0).content, "hi");
   EXPECT_EQ(chat(R"([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}])")
-                ->messages.at(0).content, "ab");
+                ->messages.at(0)
+                .content,
+            "ab");
   EXPECT_EQ(chat(R"([{"role": "assistant", "content": null}])")->messages.at(0).content, "");
-  for (const char* messages : {"[]", "null", "5", "[5]", "[{}]", R"([{"role": 5}])", R"([{"role": "user", "content": 5}])",
-                               R"([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])",
-                               R"([{"role": "user", "content": [{"type": "text"}]}])",
-                               R"([{"role": "tool", "content": "x"}])",
-                               R"([{"role": "assistant", "content": "x", "tool_calls": []}, {"role": "assistant", "tool_calls": [{}]}])"}) {
+  for (const char* messages :
+       {"[]", "null", "5", "[5]", "[{}]", R"([{"role": 5}])", R"([{"role": "user", "content": 5}])",
+        R"([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])",
+        R"([{"role": "user", "content": [{"type": "text"}]}])", R"([{"role": "tool", "content": "x"}])",
+        R"([{"role": "assistant", "content": "x", "tool_calls": []}, {"role": "assistant", "tool_calls": [{}]}])"}) {
     EXPECT_FALSE(chat(messages).ok()) << messages;
   }
-  EXPECT_NE(chat(R"([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])").error().message.find("text only"),
+  EXPECT_NE(chat(R"([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])")
+                .error()
+                .message.find("text only"),
             std::string::npos);
 }
 
@@ -215,7 +225,8 @@ TEST(ParseChat, ToolsAndLogprobs) {
 
 TEST(ParseChat, StreamOptions) {
   const auto request = parse(R"({"messages": [{"role": "user", "content": "x"}], "stream": true,
-                                 "stream_options": {"include_usage": true, "continuous_usage_stats": true}})", ApiKind::kChat);
+                                 "stream_options": {"include_usage": true, "continuous_usage_stats": true}})",
+                             ApiKind::kChat);
   EXPECT_TRUE(request->include_usage && request->continuous_usage_stats);
   EXPECT_EQ(parse(with("stream_options", "{}")).error().param, "stream_options");
   EXPECT_EQ(parse(R"({"prompt": "x", "stream": true, "stream_options": {"include_usage": 1}})").error().param,

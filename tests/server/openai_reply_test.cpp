@@ -17,12 +17,15 @@ TEST_F(OpenAiReply, ChatStreamBytes) {
   const std::string head =
       "data: {\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":1700000000,\"model\":\"m\\\"x\","
       "\"system_fingerprint\":\"bam-fp\",\"choices\":";
-  EXPECT_EQ(writer.role(0), head + "[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,"
-                                   "\"finish_reason\":null}]}\n\n");
-  EXPECT_EQ(writer.delta(1, {"a\n\xc3\xa9", {}}, nullptr),
-            head + "[{\"index\":1,\"delta\":{\"content\":\"a\\n\xc3\xa9\"},\"logprobs\":null,\"finish_reason\":null}]}\n\n");
-  EXPECT_EQ(writer.finish(0, "stop", std::string("END"), nullptr),
-            head + "[{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\",\"stop_reason\":\"END\"}]}\n\n");
+  EXPECT_EQ(writer.role(0), head +
+                                "[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,"
+                                "\"finish_reason\":null}]}\n\n");
+  EXPECT_EQ(
+      writer.delta(1, {"a\n\xc3\xa9", {}}, nullptr),
+      head + "[{\"index\":1,\"delta\":{\"content\":\"a\\n\xc3\xa9\"},\"logprobs\":null,\"finish_reason\":null}]}\n\n");
+  EXPECT_EQ(
+      writer.finish(0, "stop", std::string("END"), nullptr),
+      head + "[{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\",\"stop_reason\":\"END\"}]}\n\n");
   EXPECT_EQ(ChunkWriter::done(), "data: [DONE]\n\n");
   EXPECT_EQ(ChunkWriter::ping(), ": ping\n\n");
 }
@@ -34,9 +37,12 @@ TEST_F(OpenAiReply, UsageChunks) {
   EXPECT_NE(writer.delta(0, {"x", {}}, nullptr).find(",\"usage\":null}"), std::string::npos);
   const std::string last = writer.usage(usage);
   EXPECT_NE(last.find("\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":2,\"total_tokens\":9,"
-                      "\"prompt_tokens_details\":{\"cached_tokens\":3}}}\n\n"), std::string::npos) << last;
-  EXPECT_NE(writer.progress({.total = 10, .cached = 2, .processed = 4, .elapsed_ms = 1.25, .eta_ms = 3}).find(
-                "\"choices\":[],\"prompt_progress\":{\"total\":10,\"cache\":2,\"processed\":4,\"time_ms\":1.3,\"eta_ms\":3.0}"),
+                      "\"prompt_tokens_details\":{\"cached_tokens\":3}}}\n\n"),
+            std::string::npos)
+      << last;
+  EXPECT_NE(writer.progress({.total = 10, .cached = 2, .processed = 4, .elapsed_ms = 1.25, .eta_ms = 3})
+                .find("\"choices\":[],\"prompt_progress\":{\"total\":10,\"cache\":2,\"processed\":4,\"time_ms\":1.3,"
+                      "\"eta_ms\":3.0}"),
             std::string::npos);
 }
 
@@ -45,8 +51,9 @@ TEST_F(OpenAiReply, EveryLineOfAStreamIsOneJsonObject) {
   const std::vector<int32_t> prompt = {1, 2};
   const Usage usage;
   ChoiceDelta delta{"\"\\\x01", {{id_, TokenLogprobs{-0.5f, 1, {{id_, -0.5f}, {id_ + 1, -INFINITY}}}, 0}}};
-  for (const std::string& event : {writer.role(3), writer.delta(0, delta, &usage, &prompt), writer.usage(usage),
-                                   writer.finish(0, "length", StopReason{}, &usage), ChunkWriter::error(ApiError::internal("a\nb\xff"))}) {
+  for (const std::string& event :
+       {writer.role(3), writer.delta(0, delta, &usage, &prompt), writer.usage(usage),
+        writer.finish(0, "length", StopReason{}, &usage), ChunkWriter::error(ApiError::internal("a\nb\xff"))}) {
     ASSERT_TRUE(event.starts_with("data: ") && event.ends_with("\n\n")) << event;
     EXPECT_EQ(event.find('\n'), event.size() - 2);
     EXPECT_NO_THROW(Json::parse(event.substr(6))) << event;

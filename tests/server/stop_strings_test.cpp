@@ -68,9 +68,7 @@ TEST(StopMatcher, TheFirstToEndWinsAndTheLongestOfThose) {
   EXPECT_EQ(run({"d", "bcd"}, "abcd", 1).stop, "bcd");
 }
 
-TEST(StopMatcher, WithoutStopsEverythingPasses) {
-  EXPECT_EQ(run({}, "text", 1).text, "text");
-}
+TEST(StopMatcher, WithoutStopsEverythingPasses) { EXPECT_EQ(run({}, "text", 1).text, "text"); }
 
 TEST(StopMatcher, AgreesWithTheDefinitionHoweverTheTextIsCut) {
   std::mt19937 random(7);
