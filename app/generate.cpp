@@ -1,49 +1,22 @@
 #include <unistd.h>
 
-#include <condition_variable>
 #include <cstdio>
-#include <deque>
 #include <fstream>
 #include <iostream>
 #include <iterator>
-#include <mutex>
 
 #include <CLI/CLI.hpp>
 
 #include "app/commands.h"
 #include "app/model_setup.h"
 #include "app/option_flags.h"
+#include "app/queue_sink.h"
 #include "base/log.h"
 #include "server/choice_decoder.h"
 
 namespace bam {
 
 namespace {
-
-// Carries events from the engine thread to the terminal.
-class QueueSink : public EventSink {
- public:
-  bool on_events(std::vector<Event>&& events) override {
-    {
-      const std::lock_guard lock(mutex_);
-      for (Event& event : events) events_.push_back(std::move(event));
-    }
-    ready_.notify_one();
-    return true;
-  }
-  Event next() {
-    std::unique_lock lock(mutex_);
-    ready_.wait(lock, [this] { return !events_.empty(); });
-    Event event = std::move(events_.front());
-    events_.pop_front();
-    return event;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable ready_;
-  std::deque<Event> events_;
-};
 
 struct GenerateOptions {
   std::string prompt, file;

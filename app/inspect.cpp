@@ -1,17 +1,21 @@
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
+#include <optional>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
+#include "app/inspect_measure.h"
 #include "app/model_setup.h"
 #include "app/option_flags.h"
+#include "engine/capacity.h"
 #include "engine/kv_geometry.h"
 #include "kernels/paged_kv.h"
+#include "models/head_report.h"
 #include "models/spectral.h"
 #include "models/weights.h"
-#include "server/metrics.h"
 
 namespace bam {
 
@@ -26,27 +30,15 @@ struct Inspection {
   ModelConfig config;
   uint64_t file_bytes = 0;
   int64_t num_files = 0;
-  std::vector<HeadReport> heads;  // reach at the first of `lengths`
+  std::vector<HeadReport> heads;
+  std::vector<int64_t> group_reach;  // [layer * kv_heads + kv_head]
   std::vector<int64_t> lengths;
   std::vector<std::vector<int64_t>> reach;  // [length][head]
-  uint64_t kv_memory_bytes = 0;
+  uint64_t kv_memory_bytes = 0;             // what `bam serve` would plan for
+  int page_size = 0;
+  int64_t max_chunk = 0;
+  std::optional<AttentionMeasurement> measured;
 };
-
-AttentionSpec layer_spec(const ModelConfig& config, const LayerWeights& layer) {
-  AttentionSpec spec;
-  spec.num_heads = static_cast<int>(config.num_heads);
-  spec.num_kv_heads = static_cast<int>(config.num_kv_heads);
-  spec.head_dim = static_cast<int>(config.head_dim);
-  spec.encoding = config.position_encoding;
-  spec.ssmax = config.ssmax;
-  spec.ssmax_prior = config.ssmax_prior;
-  spec.prior_form = config.prior_form;
-  spec.prior_eps = config.prior_eps;
-  spec.window = config.position_encoding == PositionEncoding::kRopeLocal ? config.sliding_window : -1;
-  spec.seq_scale = layer.seq_scale;
-  spec.prior = layer.prior;
-  return spec;
-}
 
 // Everything comes from the mapped file: no weight is converted but the q and k projections of one layer at a time.
 Inspection inspect_checkpoint(const ModelSettings& settings, const std::vector<int64_t>& lengths) {
@@ -54,65 +46,83 @@ Inspection inspect_checkpoint(const ModelSettings& settings, const std::vector<i
   out.checkpoint = find_checkpoint(settings.model);
   out.config = load_model_config(out.checkpoint);
   const ModelConfig& config = out.config;
-  const CheckpointWeights weights = load_weights(out.checkpoint, config, /*check_finite=*/false);
+  const DType weight_dtype = choose_weight_dtype(settings.dtype, config);
+  const CheckpointWeights weights = load_weights(out.checkpoint, config);
   out.file_bytes = weights.file_bytes;
   out.num_files = static_cast<int64_t>(weights.files.size());
+  out.page_size = settings.engine.page_size;
+  out.max_chunk = settings.engine.max_batched_tokens;
   out.lengths = lengths;
   out.reach.resize(lengths.size());
-  const bool rotated =
-      config.position_encoding == PositionEncoding::kRope || config.position_encoding == PositionEncoding::kRopeLocal;
-  const auto rows_of = [&](const std::vector<float>& matrix, int64_t head) {
-    const int64_t block = config.head_dim * config.hidden_size;
-    return std::vector<float>(matrix.begin() + head * block, matrix.begin() + (head + 1) * block);
-  };
   for (int64_t l = 0; l < config.num_layers; ++l) {
     const LayerWeights& layer = weights.layers[static_cast<size_t>(l)];
-    const AttentionSpec spec = layer_spec(config, layer);
-    const std::vector<float> wq = layer.wq.to_f32(), wk = layer.wk.to_f32(), norm = layer.attention_norm.to_f32();
-    for (int64_t h = 0; h < config.num_heads; ++h) {
-      HeadReport head;
-      head.layer = static_cast<int>(l);
-      head.head = static_cast<int>(h);
-      if (!layer.prior.empty()) {
-        const PriorParams& prior = layer.prior[static_cast<size_t>(h)];
-        head.alpha = prior.alpha;
-        head.beta = prior.beta;
-        head.theta_mu = prior.theta_mu;
+    const AttentionSpec spec = attention_spec(config, layer, static_cast<int>(l));
+    const std::vector<HeadReport> heads = report_heads(config, layer, spec, weight_dtype, settings.attention_epsilon);
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      for (const HeadReport& head : heads) {
+        out.reach[i].push_back(static_reach(spec, head.head, head.logit_bound, settings.attention_epsilon, lengths[i]));
       }
-      if (!layer.seq_scale.empty()) head.seq_scale = layer.seq_scale[static_cast<size_t>(h)];
-      const int64_t kv_head = h / (config.num_heads / config.num_kv_heads);
-      head.logit_bound =
-          logit_bound(rows_of(wq, h), rows_of(wk, kv_head), norm, config.head_dim, config.hidden_size, rotated);
-      for (size_t i = 0; i < lengths.size(); ++i) {
-        out.reach[i].push_back(
-            static_reach(spec, static_cast<int>(h), head.logit_bound, settings.attention_epsilon, lengths[i]));
-      }
-      head.reach = out.reach.front().back();
-      out.heads.push_back(head);
     }
+    std::ranges::copy(page_reach(config, heads), std::back_inserter(out.group_reach));
+    std::ranges::copy(heads, std::back_inserter(out.heads));
+    for (const WeightView& view : layer.views()) weights.release(view);
   }
-  out.kv_memory_bytes = settings.engine.kv_memory_bytes != 0 ? settings.engine.kv_memory_bytes
-                                                             : make_backend(settings)->free_memory_bytes();
+  if (!settings.certified_attention && config.position_encoding != PositionEncoding::kRopeLocal) {
+    std::ranges::fill(out.group_reach, -1);
+  }
+  const auto parameters =
+      static_cast<uint64_t>(config.num_parameters_without_embedding() + config.num_embedding_parameters());
+  const uint64_t free_bytes = make_backend(settings)->free_memory_bytes();
+  const uint64_t weight_bytes = parameters * dtype_bits(weight_dtype) / 8;
+  out.kv_memory_bytes = settings.engine.kv_memory_bytes != 0
+                            ? settings.engine.kv_memory_bytes
+                            : auto_kv_bytes(free_bytes - std::min(free_bytes, weight_bytes));
   return out;
 }
 
-// Bytes that one token takes in all layers when no page is freed early.
-double kv_bytes_per_token(const ModelConfig& config, DType dtype, int page_size) {
-  const KvLayout layout = make_kv_layout(dtype, static_cast<int>(config.head_dim), page_size);
-  return static_cast<double>(layout.page_bytes()) / page_size *
-         static_cast<double>(config.num_layers * config.num_kv_heads);
+struct KvCost {
+  double bytes_per_token;   // in all layers when no page is freed early
+  int64_t tokens;           // of many sequences together
+  int64_t longest_context;  // of one, with pages out of reach freed
+};
+
+KvCost kv_cost(const Inspection& in, DType dtype) {
+  const KvLayout layout = make_kv_layout(dtype, static_cast<int>(in.config.head_dim), in.page_size);
+  const KvGeometry geometry(in.page_size, in.group_reach, in.max_chunk);
+  const auto pages = static_cast<int64_t>(in.kv_memory_bytes / layout.page_bytes());
+  return {static_cast<double>(layout.page_bytes()) / in.page_size * geometry.num_groups(),
+          pages / geometry.num_groups() * in.page_size, geometry.max_tokens(pages)};
 }
 
 std::string reach_text(int64_t reach) { return reach < 0 ? "all" : std::to_string(reach); }
 
-Json to_json(const Inspection& in, int page_size) {
+double share(uint64_t part, uint64_t rest) {
+  return part + rest == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(part + rest);
+}
+
+Json to_json(const AttentionMeasurement& in) {
+  Json classes = Json::object();
+  for (const auto& [name, counters] : in.by_class) {
+    classes[name] = {{"tiles_visited", counters.visited},
+                     {"tiles_skipped", counters.skipped},
+                     {"visited_share", share(counters.visited, counters.skipped)},
+                     {"bound_tests", counters.bound_tests}};
+  }
+  return {{"prompt_tokens", in.prompt_tokens},
+          {"seconds", in.seconds},
+          {"kv_bytes", in.kv_bytes},
+          {"classes", std::move(classes)}};
+}
+
+Json to_json(const Inspection& in) {
   const ModelConfig& config = in.config;
   Json kv = Json::array();
   for (const DType dtype : kKvTypes) {
-    const double bytes = kv_bytes_per_token(config, dtype, page_size);
+    const KvCost cost = kv_cost(in, dtype);
     kv.push_back({{"dtype", dtype_name(dtype)},
-                  {"bytes_per_token", bytes},
-                  {"tokens_that_fit", static_cast<int64_t>(static_cast<double>(in.kv_memory_bytes) / bytes)}});
+                  {"bytes_per_token", cost.bytes_per_token},
+                  {"tokens_that_fit", cost.tokens},
+                  {"longest_context", cost.longest_context}});
   }
   Json heads = Json::array();
   for (size_t i = 0; i < in.heads.size(); ++i) {
@@ -131,28 +141,41 @@ Json to_json(const Inspection& in, int page_size) {
                      {"logit_bound", head.logit_bound},
                      {"reach", std::move(reach)}});
   }
-  return {{"checkpoint", in.checkpoint.string()},
-          {"parameters", config.num_parameters_without_embedding() + config.num_embedding_parameters()},
-          {"embedding_parameters", config.num_embedding_parameters()},
-          {"file_bytes", in.file_bytes},
-          {"files", in.num_files},
-          {"dtype", dtype_name(config.torch_dtype)},
-          {"layers", config.num_layers},
-          {"hidden_size", config.hidden_size},
-          {"intermediate_size", config.intermediate_size},
-          {"heads", config.num_heads},
-          {"kv_heads", config.num_kv_heads},
-          {"head_dim", config.head_dim},
-          {"vocab_size", config.vocab_size},
-          {"training_context", config.max_position_embeddings},
-          {"position_encoding", position_encoding_name(config.position_encoding)},
-          {"ssmax", config.ssmax},
-          {"kv_memory_bytes", in.kv_memory_bytes},
-          {"kv", std::move(kv)},
-          {"prior", std::move(heads)}};
+  Json out = {{"checkpoint", in.checkpoint.string()},
+              {"parameters", config.num_parameters_without_embedding() + config.num_embedding_parameters()},
+              {"embedding_parameters", config.num_embedding_parameters()},
+              {"file_bytes", in.file_bytes},
+              {"files", in.num_files},
+              {"dtype", dtype_name(config.torch_dtype)},
+              {"layers", config.num_layers},
+              {"hidden_size", config.hidden_size},
+              {"intermediate_size", config.intermediate_size},
+              {"heads", config.num_heads},
+              {"kv_heads", config.num_kv_heads},
+              {"head_dim", config.head_dim},
+              {"vocab_size", config.vocab_size},
+              {"training_context", config.max_position_embeddings},
+              {"position_encoding", position_encoding_name(config.position_encoding)},
+              {"ssmax", config.ssmax},
+              {"kv_memory_bytes", in.kv_memory_bytes},
+              {"kv", std::move(kv)},
+              {"prior", std::move(heads)}};
+  if (in.measured) out["measured"] = to_json(*in.measured);
+  return out;
 }
 
-void print_text(const Inspection& in, int page_size) {
+void append_measurement(const AttentionMeasurement& in, std::string& out) {
+  out +=
+      fmt::format("\nA passkey prompt of {} tokens took {:.2f} s and {} of KV pages. Tiles of 64 keys per query row:\n",
+                  in.prompt_tokens, in.seconds, human_bytes(in.kv_bytes));
+  out += "class             visited          skipped   visited share     bound tests\n";
+  for (const auto& [name, counters] : in.by_class) {
+    out += fmt::format("{:<10} {:>14} {:>16} {:>14.2f}% {:>15}\n", name, counters.visited, counters.skipped,
+                       100 * share(counters.visited, counters.skipped), counters.bound_tests);
+  }
+}
+
+void print_text(const Inspection& in) {
   const ModelConfig& config = in.config;
   std::string out;
   out += fmt::format("checkpoint   {}\n", in.checkpoint.string());
@@ -168,11 +191,11 @@ void print_text(const Inspection& in, int page_size) {
                      config.num_kv_heads, config.head_dim, config.vocab_size);
   out += fmt::format("positions    {}{}, trained on {} tokens\n\n", position_encoding_name(config.position_encoding),
                      config.ssmax ? " with SSMax" : "", config.max_position_embeddings);
-  out += fmt::format("KV cache     bytes/token   tokens in {}\n", human_bytes(in.kv_memory_bytes));
+  out += fmt::format("KV cache     bytes/token   tokens in {:<10} longest context\n", human_bytes(in.kv_memory_bytes));
   for (const DType dtype : kKvTypes) {
-    const double bytes = kv_bytes_per_token(config, dtype, page_size);
-    out += fmt::format("  {:<10} {:>12.0f}   {}\n", dtype_name(dtype), bytes,
-                       static_cast<int64_t>(static_cast<double>(in.kv_memory_bytes) / bytes));
+    const KvCost cost = kv_cost(in, dtype);
+    out += fmt::format("  {:<10} {:>12.0f}   {:>20} {:>15}\n", dtype_name(dtype), cost.bytes_per_token, cost.tokens,
+                       cost.longest_context);
   }
   out += "\nlayer head   theta_alpha  theta_beta  theta_mu        s   class       bound";
   for (const int64_t length : in.lengths)
@@ -186,6 +209,7 @@ void print_text(const Inspection& in, int page_size) {
     for (size_t k = 0; k < in.lengths.size(); ++k) out += fmt::format("  {:>12}", reach_text(in.reach[k][i]));
     out += "\n";
   }
+  if (in.measured) append_measurement(*in.measured, out);
   std::cout << out;
 }
 
@@ -198,19 +222,26 @@ int run_inspect(int argc, char** argv) {
       "bam inspect");
   bool json = false;
   std::vector<int64_t> lengths;
+  int64_t measure = 0;
+  app.add_option("--measure", measure, "also run a passkey prompt of N tokens and count what attention visited")
+      ->type_name("N")
+      ->check(CLI::Range(int64_t{128}, kMaxPositions));
   app.add_flag("--json", json, "print one JSON object");
   app.add_option("--at", lengths, "context lengths for the reach (default 4096 65536 1048576)")
       ->type_name("N")
       ->check(CLI::Range(int64_t{2}, kMaxPositions));
   OptionFlags flags(app, [](const ServeOption& option) { return option.model; });
-  app.footer("Examples:\n  bam inspect --model demo\n  bam inspect --model ./my-checkpoint --at 512 524288 --json");
+  app.footer(
+      "Examples:\n  bam inspect --model demo\n  bam inspect --model ./my-checkpoint --at 512 524288 --json\n"
+      "  bam inspect --model demo --measure 65536");
   return flags.run("inspect", app, argc, argv, [&](const ServeConfig& config) {
     if (lengths.empty()) lengths = {4096, 65536, 1048576};
-    const Inspection result = inspect_checkpoint(config.model, lengths);
+    Inspection result = inspect_checkpoint(config.model, lengths);
+    if (measure > 0) result.measured = measure_attention(config.model, measure);
     if (json) {
-      std::cout << to_json(result, config.model.engine.page_size).dump(2) << "\n";
+      std::cout << to_json(result).dump(2) << "\n";
     } else {
-      print_text(result, config.model.engine.page_size);
+      print_text(result);
     }
     return 0;
   });

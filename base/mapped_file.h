@@ -34,6 +34,13 @@ class MappedFile {
   size_t size() const { return size_; }
   const std::filesystem::path& path() const { return path_; }
 
+  bool holds(std::span<const std::byte> part) const {
+    return part.data() >= data_ && part.data() + part.size() <= data_ + size_;
+  }
+  // Gives the memory of `part`, rounded inwards to whole pages, back to the system; it is read again when touched.
+  // Parts outside of this file are ignored.
+  void release(std::span<const std::byte> part) const;
+
  private:
   void swap(MappedFile& other) noexcept {
     std::swap(data_, other.data_);

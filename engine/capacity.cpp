@@ -18,6 +18,10 @@ double gib(size_t bytes) { return static_cast<double>(bytes) / (1u << 30); }
 
 }  // namespace
 
+uint64_t auto_kv_bytes(uint64_t free_bytes) {
+  return static_cast<uint64_t>(kSafeShare * static_cast<double>(free_bytes));
+}
+
 KvPlan plan_kv(BamModel& model, EngineConfig config) {
   config.max_num_seqs = std::min({config.max_num_seqs, model.options().max_logit_rows, model.options().max_rows});
   config.max_batched_tokens =
@@ -29,7 +33,7 @@ KvPlan plan_kv(BamModel& model, EngineConfig config) {
   uint64_t bytes = config.kv_memory_bytes;
   int64_t useful = std::numeric_limits<int32_t>::max();  // page ids are 32 bits
   if (bytes == 0) {
-    bytes = static_cast<uint64_t>(kSafeShare * static_cast<double>(model.backend().free_memory_bytes()));
+    bytes = auto_kv_bytes(model.backend().free_memory_bytes());
     const int64_t most =
         geometry.pages_for(kMaxModelLen) + config.max_num_seqs * geometry.pages_for(kAutoTokensPerSequence);
     useful = std::min(useful, std::max(most, groups));

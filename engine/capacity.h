@@ -22,6 +22,9 @@ struct KvPlan {
   int64_t capacity_tokens() const { return num_pages / geometry.num_groups() * geometry.page_size(); }
 };
 
+// The safe share of free memory that kv_memory auto takes.
+uint64_t auto_kv_bytes(uint64_t free_bytes);
+
 // kv_memory auto: 70 % of what the backend calls free, but no more than one sequence of 4M tokens beside max_num_seqs
 // of 32K could ever use. max_model_len auto: the longest sequence that fits alone, at most 4M. Limits that the model's
 // scratch memory sets (rows, logit rows) are applied too. Throws Error when not even one page per group fits,

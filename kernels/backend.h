@@ -73,6 +73,13 @@ struct AttentionCounters {
   uint64_t visited = 0;
   uint64_t skipped = 0;      // left out by a certified bound or by static reach
   uint64_t bound_tests = 0;  // bounds evaluated, tiles and super-tiles
+
+  AttentionCounters& operator+=(const AttentionCounters& other) {
+    visited += other.visited;
+    skipped += other.skipped;
+    bound_tests += other.bound_tests;
+    return *this;
+  }
 };
 
 struct AttentionOptions {

@@ -5,9 +5,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
-#include "base/thread_pool.h"
 #include "models/bam_layer.h"
-#include "models/spectral.h"
 
 namespace bam {
 
@@ -19,40 +17,19 @@ HostMatrix host_matrix(const WeightView& view) {
 
 }  // namespace
 
-AttentionSpec attention_spec(const ModelConfig& config, const LayerWeights& weights, int layer) {
-  AttentionSpec spec;
-  spec.num_heads = static_cast<int>(config.num_heads);
-  spec.num_kv_heads = static_cast<int>(config.num_kv_heads);
-  spec.head_dim = static_cast<int>(config.head_dim);
-  spec.encoding = config.position_encoding;
-  spec.ssmax = config.ssmax;
-  spec.ssmax_prior = config.ssmax_prior;
-  spec.prior_form = config.prior_form;
-  spec.prior_eps = config.prior_eps;
-  spec.window = config.position_encoding == PositionEncoding::kRopeLocal ? config.sliding_window : -1;
-  spec.rope_theta = config.rope_theta;
-  spec.rope_style = config.rope_style;
-  spec.seq_scale = weights.seq_scale;
-  spec.prior = weights.prior;
-  spec.first_group = layer * spec.num_kv_heads;
-  return spec;
-}
-
 BamModel::BamModel(Backend& backend, ModelConfig config, CheckpointWeights weights, ModelOptions options)
     : backend_(backend), config_(std::move(config)), options_(options), weights_(std::move(weights)) {
   BAM_CHECK(options_.max_rows > 0 && options_.max_logit_rows > 0);
   group_reach_.assign(static_cast<size_t>(num_groups()), -1);
   counters_.resize(static_cast<size_t>(config_.num_layers * config_.num_heads));
   for (int i = 0; i < config_.num_layers; ++i) build_layer(weights_.layers[static_cast<size_t>(i)], i);
-  embedding_ = host_matrix(weights_.tok_embeddings);
-  final_norm_ = backend_.make_vector(weights_.norm.to_f32());
-  const HostMatrix head[] = {host_matrix(weights_.output)};
-  output_ = backend_.make_linear(head, options_.weight_dtype);
+  build_ends();
 
   const auto rows = static_cast<size_t>(options_.max_rows), logit_rows = static_cast<size_t>(options_.max_logit_rows);
   const auto hidden = static_cast<size_t>(config_.hidden_size);
   const size_t operand = backend_.operand_bytes();
-  const auto wide = static_cast<size_t>(std::max(config_.q_size() + 2 * config_.kv_size(), 2 * config_.intermediate_size));
+  const auto wide =
+      static_cast<size_t>(std::max(config_.q_size() + 2 * config_.kv_size(), 2 * config_.intermediate_size));
   const auto narrow = static_cast<size_t>(std::max(config_.q_size(), config_.intermediate_size));
   scratch_ = std::make_unique<Scratch>();
   scratch_->x = backend_.allocate(rows * hidden * sizeof(float));
@@ -66,7 +43,23 @@ BamModel::BamModel(Backend& backend, ModelConfig config, CheckpointWeights weigh
 
 BamModel::~BamModel() = default;
 
+// The embedding stays in the mapped file, where only the rows of tokens that occur take memory.
+void BamModel::build_ends() {
+  const bool tied = weights_.output.data == weights_.tok_embeddings.data;
+  if (options_.check_finite) {
+    weights_.check_finite({weights_.norm, weights_.output});
+    if (!tied) weights_.check_finite({weights_.tok_embeddings});
+  }
+  embedding_ = host_matrix(weights_.tok_embeddings);
+  final_norm_ = backend_.make_vector(weights_.norm.to_f32());
+  const HostMatrix head[] = {host_matrix(weights_.output)};
+  output_ = backend_.make_linear(head, options_.weight_dtype);
+  weights_.release(weights_.output);
+  weights_.release(weights_.tok_embeddings);
+}
+
 void BamModel::build_layer(const LayerWeights& weights, int index) {
+  if (options_.check_finite) weights_.check_finite(weights.views());
   auto layer = std::make_unique<Layer>();
   layer->index = index;
   layer->attention_norm = backend_.make_vector(weights.attention_norm.to_f32());
@@ -84,53 +77,16 @@ void BamModel::build_layer(const LayerWeights& weights, int index) {
   layer->attention = backend_.make_attention(spec);
   attention_layers_.push_back(layer->attention.get());
   layers_.push_back(std::move(layer));
+  for (const WeightView& view : weights.views()) weights_.release(view);
 }
 
 void BamModel::prove_reach(AttentionSpec& spec, const LayerWeights& weights, int index) {
-  const std::vector<float> norm = weights.attention_norm.to_f32(), wq = weights.wq.to_f32(), wk = weights.wk.to_f32();
-  const int64_t block = config_.head_dim * config_.hidden_size;
-  const int64_t group = config_.num_heads / config_.num_kv_heads;
-  const bool rotated =
-      config_.position_encoding == PositionEncoding::kRope || config_.position_encoding == PositionEncoding::kRopeLocal;
-  const auto rows_of = [block](const std::vector<float>& matrix, int64_t head) {
-    return std::vector<float>(matrix.begin() + head * block, matrix.begin() + (head + 1) * block);
-  };
-  std::vector<HeadReport> reports(static_cast<size_t>(config_.num_heads));
-  // Only this constructor runs now, so the cores are free for it.
-  ThreadPool pool(static_cast<int>(std::min<int64_t>(available_cores(), config_.num_heads)));
-  // The cache stores rounded keys and the activations carry rounding too; 1 % is far more than both.
-  constexpr double kMargin = 1.01;
-  const double quantisation = options_.weight_dtype == DType::kI8 ? 1.05 : 1.0;
-  pool.parallel_for(config_.num_heads, [&](int64_t h, int) {
-    HeadReport& report = reports[static_cast<size_t>(h)];
-    report.layer = index;
-    report.head = static_cast<int>(h);
-    if (!spec.prior.empty()) {
-      const PriorParams& prior = spec.prior[static_cast<size_t>(h)];
-      report.alpha = prior.alpha;
-      report.beta = prior.beta;
-      report.theta_mu = prior.theta_mu;
-    }
-    if (spec.ssmax) report.seq_scale = spec.seq_scale[static_cast<size_t>(h)];
-    report.logit_bound = kMargin * quantisation *
-                         logit_bound(rows_of(wq, h), rows_of(wk, h / group), norm, config_.head_dim,
-                                     config_.hidden_size, rotated);
-    report.reach =
-        static_reach(spec, static_cast<int>(h), report.logit_bound, options_.attention.epsilon, kMaxPositions);
-  });
-  const bool certified = options_.attention.certified && options_.use_reach;
+  const std::vector<HeadReport> reports =
+      report_heads(config_, weights, spec, options_.weight_dtype, options_.attention.epsilon);
   spec.reach.assign(static_cast<size_t>(config_.num_heads), -1);
-  for (int64_t kv = 0; kv < config_.num_kv_heads; ++kv) {
-    int64_t reach = 0;
-    for (int64_t h = kv * group; h < (kv + 1) * group; ++h) {
-      const int64_t head_reach = reports[static_cast<size_t>(h)].reach;
-      if (certified || spec.window >= 0) spec.reach[static_cast<size_t>(h)] = head_reach;
-      reach = head_reach < 0 || reach < 0 ? -1 : std::max(reach, head_reach);
-    }
-    // Statistics of a tile that fills up chain to the tile before it, so pages stay two tiles longer than queries need.
-    if (reach >= 0 && (certified || spec.window >= 0)) {
-      group_reach_[static_cast<size_t>(index * config_.num_kv_heads + kv)] = std::max<int64_t>(reach, 2 * kTileKeys);
-    }
+  if ((options_.attention.certified && options_.use_reach) || spec.window >= 0) {
+    for (size_t h = 0; h < reports.size(); ++h) spec.reach[h] = reports[h].reach;
+    std::ranges::copy(page_reach(config_, reports), group_reach_.begin() + index * config_.num_kv_heads);
   }
   heads_.insert(heads_.end(), reports.begin(), reports.end());
 }
@@ -138,7 +94,8 @@ void BamModel::prove_reach(AttentionSpec& spec, const LayerWeights& weights, int
 size_t BamModel::weight_bytes() const {
   size_t bytes = output_->size_bytes();
   for (const auto& layer : layers_) {
-    bytes += layer->qkv->size_bytes() + layer->wo->size_bytes() + layer->gate_up->size_bytes() + layer->down->size_bytes();
+    bytes +=
+        layer->qkv->size_bytes() + layer->wo->size_bytes() + layer->gate_up->size_bytes() + layer->down->size_bytes();
   }
   return bytes;
 }
@@ -227,8 +184,8 @@ void BamModel::forward(const ForwardInput& input, const KvCacheView& kv, std::sp
   for (size_t i = 0; i + 1 < layers_.size(); ++i) run_layer(*layers_[i], input, kv, rows);
   run_last_layer(*layers_.back(), input, kv, rows);
   if (logit_rows == 0) return;
-  backend_.rms_norm(static_cast<const float*>(scratch_->selected->data()), *final_norm_, config_.rms_norm_eps, logit_rows,
-                    config_.hidden_size, scratch_->normed->data());
+  backend_.rms_norm(static_cast<const float*>(scratch_->selected->data()), *final_norm_, config_.rms_norm_eps,
+                    logit_rows, config_.hidden_size, scratch_->normed->data());
   float* device_logits = static_cast<float*>(scratch_->logits->data());
   backend_.linear_logits(*output_, scratch_->normed->data(), logit_rows, device_logits);
   backend_.read_floats(device_logits, logits);

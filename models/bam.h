@@ -6,31 +6,25 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "models/head_report.h"
 #include "models/model_config.h"
 #include "models/weights.h"
 
 namespace bam {
 
 struct ModelOptions {
-  DType weight_dtype = DType::kF32;   // kF32, kBF16, kF16, kI8
-  int64_t max_rows = 512;             // rows of one forward call; sizes the scratch memory
+  DType weight_dtype = DType::kF32;  // kF32, kBF16, kF16, kI8
+  int64_t max_rows = 512;            // rows of one forward call; sizes the scratch memory
   int64_t max_logit_rows = 64;
   AttentionOptions attention;
-  bool use_reach = true;              // static per-head reach (certified attention only)
+  bool use_reach = true;     // static per-head reach (certified attention only)
+  bool check_finite = true;  // refuse weights with NaN or infinity
 };
 
 struct ForwardInput {
-  std::span<const int32_t> tokens;            // [rows]
-  std::span<const SequenceRows> sequences;    // cover all rows in order
-  std::span<const int32_t> logit_rows;        // ascending rows whose logits are wanted
-};
-
-// What the positional prior of one head means, for `bam inspect`, /v1/prior and page freeing.
-struct HeadReport {
-  int layer = 0, head = 0;
-  double alpha = 0, beta = 0, theta_mu = 0, seq_scale = 1;
-  double logit_bound = 0;   // Z_h: |q.k|/sqrt(head_dim) never exceeds it
-  int64_t reach = -1;       // R_h in keys; -1: unbounded
+  std::span<const int32_t> tokens;          // [rows]
+  std::span<const SequenceRows> sequences;  // cover all rows in order
+  std::span<const int32_t> logit_rows;      // ascending rows whose logits are wanted
 };
 
 // Decoder weights in a backend's format plus scratch memory for one step. Not thread-safe: one step at a time.
@@ -63,6 +57,7 @@ class BamModel {
  private:
   struct Layer;
   struct Scratch;
+  void build_ends();
   void build_layer(const LayerWeights& weights, int index);
   void prove_reach(AttentionSpec& spec, const LayerWeights& weights, int index);
   // q, k and v of all rows in scratch, k and v also in their pages.
@@ -76,7 +71,7 @@ class BamModel {
   Backend& backend_;
   ModelConfig config_;
   ModelOptions options_;
-  CheckpointWeights weights_;   // keeps the mapped files alive: the embedding is read from there
+  CheckpointWeights weights_;  // keeps the mapped files alive: the embedding is read from there
   std::vector<std::unique_ptr<Layer>> layers_;
   std::vector<AttentionLayer*> attention_layers_;
   std::unique_ptr<Scratch> scratch_;

@@ -47,9 +47,6 @@ bool has_non_finite(const std::byte* data, size_t bytes, const LaneMasks& masks)
 }
 
 size_t element_bytes(DType dtype) { return dtype_bits(dtype) / 8; }
-size_t view_bytes(const WeightView& view) {
-  return static_cast<size_t>(view.num_elements()) * element_bytes(view.dtype);
-}
 
 NonFinite locate(const WeightView& view, size_t begin, size_t end) {
   const LaneMasks masks = lane_masks(view.dtype);
@@ -75,7 +72,7 @@ std::optional<NonFiniteTensor> find_non_finite(const std::vector<WeightView>& vi
   std::vector<Block> blocks;
   size_t total_bytes = 0;
   for (size_t tensor = 0; tensor < views.size(); ++tensor) {
-    const size_t bytes = view_bytes(views[tensor]);
+    const size_t bytes = views[tensor].bytes().size();
     for (size_t begin = 0; begin < bytes; begin += kBlockBytes) {
       blocks.push_back({tensor, begin, std::min(bytes, begin + kBlockBytes)});
     }

@@ -76,6 +76,9 @@ class SafetensorsFile {
   std::span<const std::byte> data(const TensorInfo& tensor) const {
     return file_.bytes().subspan(header_.data_start + tensor.begin, tensor.end - tensor.begin);
   }
+  bool holds(std::span<const std::byte> part) const { return file_.holds(part); }
+  // Its memory goes back to the system until it is touched again.
+  void release(std::span<const std::byte> part) const { file_.release(part); }
 
  private:
   MappedFile file_;

@@ -22,6 +22,10 @@ constexpr double kMaxPriorExponent = 80.0;
 
 std::string shape_text(const auto& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
+std::string non_finite_text(const NonFinite& bad) {
+  return fmt::format("holds {} at index {}; weights must be finite", bad.is_nan ? "NaN" : "an infinity", bad.index);
+}
+
 // Hands out the tensors of a checkpoint by name and remembers which ones were asked for.
 class TensorSource {
  public:
@@ -46,12 +50,6 @@ class TensorSource {
     throw Error("{}: tensor '{}' {}", path.string(), printable(name), what);
   }
 
-  static std::string non_finite_text(const NonFinite& bad) {
-    return fmt::format("holds {} at index {}; weights must be finite", bad.is_nan ? "NaN" : "an infinity", bad.index);
-  }
-
-  const std::vector<WeightView>& taken() const { return taken_; }
-
   // Tensors that no part of the model uses mean that config.json describes another model.
   void refuse_leftovers(const ModelConfig& config) const;
 
@@ -62,7 +60,6 @@ class TensorSource {
   const SafetensorsCheckpoint& checkpoint_;
   const std::filesystem::path& folder_;
   std::set<std::string> used_;
-  std::vector<WeightView> taken_;
 };
 
 WeightView TensorSource::take_any(const std::string& name, const std::vector<std::vector<int64_t>>& shapes) {
@@ -92,7 +89,6 @@ WeightView TensorSource::take_any(const std::string& name, const std::vector<std
   view.name = name;
   view.data = found->second.file->data(tensor).data();
   used_.insert(name);
-  taken_.push_back(view);
   return view;
 }
 
@@ -174,8 +170,7 @@ WeightView take_output(TensorSource& source, const ModelConfig& config, const We
   if (config.tie_word_embeddings && !source.contains(name)) return embeddings;
   const WeightView output = source.take(name, {config.vocab_size, config.hidden_size});
   if (!config.tie_word_embeddings) return output;
-  const size_t bytes = static_cast<size_t>(embeddings.num_elements()) * dtype_bits(embeddings.dtype) / 8;
-  if (output.dtype != embeddings.dtype || std::memcmp(output.data, embeddings.data, bytes) != 0) {
+  if (output.dtype != embeddings.dtype || std::memcmp(output.data, embeddings.data, embeddings.bytes().size()) != 0) {
     source.fail(name, "differs from tok_embeddings.weight although config.json says tie_word_embeddings");
   }
   return embeddings;
@@ -204,8 +199,24 @@ std::vector<float> WeightView::to_f32() const {
   return values;
 }
 
-CheckpointWeights load_weights(const std::filesystem::path& checkpoint_dir, const ModelConfig& config,
-                               bool check_finite) {
+std::span<const std::byte> WeightView::bytes() const {
+  return {data, static_cast<size_t>(num_elements()) * dtype_bits(dtype) / 8};
+}
+
+void CheckpointWeights::check_finite(const std::vector<WeightView>& views) const {
+  const std::optional<NonFiniteTensor> bad = find_non_finite(views);
+  if (!bad) return;
+  const WeightView& view = views[bad->tensor];
+  const auto file = std::find_if(files.begin(), files.end(), [&](const auto& f) { return f->holds(view.bytes()); });
+  throw Error("{}: tensor '{}' {}", file == files.end() ? "checkpoint" : (*file)->path().string(), printable(view.name),
+              non_finite_text(bad->value));
+}
+
+void CheckpointWeights::release(const WeightView& view) const {
+  for (const auto& file : files) file->release(view.bytes());
+}
+
+CheckpointWeights load_weights(const std::filesystem::path& checkpoint_dir, const ModelConfig& config) {
   const SafetensorsCheckpoint checkpoint(checkpoint_dir);
   TensorSource source(checkpoint, checkpoint_dir);
   CheckpointWeights weights;
@@ -221,10 +232,6 @@ CheckpointWeights load_weights(const std::filesystem::path& checkpoint_dir, cons
   weights.output = take_output(source, config, weights.tok_embeddings);
   source.refuse_leftovers(config);
 
-  if (check_finite) {
-    const std::optional<NonFiniteTensor> bad = find_non_finite(source.taken());
-    if (bad) source.fail(source.taken()[bad->tensor].name, TensorSource::non_finite_text(bad->value));
-  }
   weights.files = checkpoint.files();
   for (const auto& file : weights.files) weights.file_bytes += file->file_bytes();
   weights.fingerprint = fingerprint_checkpoint(config, checkpoint);

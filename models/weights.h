@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,30 +16,36 @@ namespace bam {
 // A read-only matrix or vector inside a mapped checkpoint file. `data` may be unaligned.
 struct WeightView {
   const std::byte* data = nullptr;
-  DType dtype = DType::kF32;      // kF32, kF16 or kBF16
-  std::vector<int64_t> shape;     // row-major, [out, in] for linear layers
-  std::string name;               // as in the checkpoint, for messages
+  DType dtype = DType::kF32;   // kF32, kF16 or kBF16
+  std::vector<int64_t> shape;  // row-major, [out, in] for linear layers
+  std::string name;            // as in the checkpoint, for messages
 
   int64_t num_elements() const;
+  std::span<const std::byte> bytes() const;
   // Converts everything to float32.
   std::vector<float> to_f32() const;
 };
 
 struct LayerWeights {
-  WeightView attention_norm;  // [hidden]
-  WeightView wq;              // [heads * head_dim, hidden]
-  WeightView wk, wv;          // [kv_heads * head_dim, hidden]
-  WeightView wo;              // [hidden, heads * head_dim]
-  WeightView ffn_norm;        // [hidden]
-  WeightView w1, w3;          // [intermediate, hidden]
-  WeightView w2;              // [hidden, intermediate]
-  std::vector<float> seq_scale;     // [heads], SSMax s_h; empty without SSMax
-  std::vector<PriorParams> prior;   // [heads], bam only; a global prior is repeated in every layer
+  WeightView attention_norm;       // [hidden]
+  WeightView wq;                   // [heads * head_dim, hidden]
+  WeightView wk, wv;               // [kv_heads * head_dim, hidden]
+  WeightView wo;                   // [hidden, heads * head_dim]
+  WeightView ffn_norm;             // [hidden]
+  WeightView w1, w3;               // [intermediate, hidden]
+  WeightView w2;                   // [hidden, intermediate]
+  std::vector<float> seq_scale;    // [heads], SSMax s_h; empty without SSMax
+  std::vector<PriorParams> prior;  // [heads], bam only; a global prior is repeated in every layer
+
+  // Everything that is still in the file.
+  std::vector<WeightView> views() const { return {attention_norm, wq, wk, wv, wo, ffn_norm, w1, w3, w2}; }
 };
 
 class SafetensorsFile;
 
-// All tensors of a checkpoint, checked by name, shape and finiteness. Owns the file mappings that the views point into.
+// All tensors of a checkpoint, checked by name and shape; the small per-head vectors also by value. Owns the file
+// mappings that the views point into. Matrices have not been touched: whoever uses one checks it first and releases it
+// afterwards, so that a load reads every weight once and holds one layer of the file in memory at a time.
 struct CheckpointWeights {
   WeightView tok_embeddings;  // [vocab, hidden]
   WeightView norm;            // [hidden]
@@ -49,10 +56,14 @@ struct CheckpointWeights {
   uint64_t file_bytes = 0;
   // Content fingerprint of config and tensors (sampled data + all headers), for KV snapshots and prefix hashes.
   uint64_t fingerprint = 0;
+
+  // Throws Error naming the file and tensor that holds the first NaN or infinity.
+  void check_finite(const std::vector<WeightView>& views) const;
+  // The view stays valid: it is read from the file again when touched.
+  void release(const WeightView& view) const;
 };
 
-// Throws Error naming the file and tensor. Checks every value for NaN/Inf unless `check_finite` is false.
-CheckpointWeights load_weights(const std::filesystem::path& checkpoint_dir, const ModelConfig& config,
-                               bool check_finite = true);
+// Throws Error naming the file and tensor.
+CheckpointWeights load_weights(const std::filesystem::path& checkpoint_dir, const ModelConfig& config);
 
 }  // namespace bam

@@ -114,23 +114,27 @@ void write_engine(TextFormat& out, const Engine& engine) {
   out.histogram("bam_step_seconds", "Engine steps.", stats.step_s);
 }
 
-// (query row, 64 keys) pairs, summed over the heads of each class.
+// Pairs of a query row and 64 keys, summed over the heads of each class.
 void write_attention(TextFormat& out, const Engine& engine) {
   const auto snapshot = engine.snapshot();
-  std::map<std::string_view, std::pair<uint64_t, uint64_t>> by_class;
+  std::map<std::string_view, AttentionCounters> by_class;
   const auto& heads = engine.heads();
   for (size_t i = 0; i < heads.size() && i < snapshot->attention.size(); ++i) {
-    auto& [visited, skipped] = by_class[head_class(engine.model_config(), heads[i])];
-    visited += snapshot->attention[i].visited;
-    skipped += snapshot->attention[i].skipped;
+    by_class[head_class(engine.model_config(), heads[i])] += snapshot->attention[i];
   }
   out.header("bam_attention_tiles_total", "counter",
              "Pairs of a query row and 64 keys that attention read or proved negligible, by head class.");
   for (const auto& [name, counts] : by_class) {
-    out.sample("bam_attention_tiles_total", static_cast<double>(counts.first),
+    out.sample("bam_attention_tiles_total", static_cast<double>(counts.visited),
                fmt::format("class=\"{}\",outcome=\"visited\"", name));
-    out.sample("bam_attention_tiles_total", static_cast<double>(counts.second),
+    out.sample("bam_attention_tiles_total", static_cast<double>(counts.skipped),
                fmt::format("class=\"{}\",outcome=\"skipped\"", name));
+  }
+  out.header("bam_attention_bound_tests_total", "counter",
+             "Bounds evaluated to prove tiles negligible, by head class.");
+  for (const auto& [name, counts] : by_class) {
+    out.sample("bam_attention_bound_tests_total", static_cast<double>(counts.bound_tests),
+               fmt::format("class=\"{}\"", name));
   }
 }
 
@@ -205,15 +209,6 @@ uint64_t resident_bytes() {
   uint64_t total = 0, resident = 0;
   if (!(statm >> total >> resident)) return 0;
   return resident * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-}
-
-std::string_view head_class(const ModelConfig& config, const HeadReport& head) {
-  if (config.position_encoding != PositionEncoding::kBam) return "other";
-  // Below this exponent a distance of a million tokens changes the bias by less than a third.
-  constexpr double kFlat = 0.02;
-  if (head.beta < -kFlat) return "retrieval";
-  if (head.beta <= kFlat) return "uniform";
-  return head.beta < 1 ? "heavy_tail" : "local";
 }
 
 std::string format_metrics(const MetricsInput& input) {

@@ -44,8 +44,4 @@ std::string format_metrics(const MetricsInput& input);
 // Resident memory of this process in bytes, 0 if unknown.
 uint64_t resident_bytes();
 
-// What kind of positional prior a head has learned, by its exponent: retrieval (far tokens win), uniform, heavy_tail,
-// local; other for models without such a prior.
-std::string_view head_class(const ModelConfig& config, const HeadReport& head);
-
 }  // namespace bam

@@ -126,8 +126,9 @@ class TestModel {
     ModelConfig config = load_model_config(checkpoint_);
     ModelOptions options;
     options.max_rows = options_.max_rows;
+    options.check_finite = options_.check_finite;
     options.max_logit_rows = options_.max_logit_rows;
-    CheckpointWeights weights = load_weights(checkpoint_, config, options_.check_finite);
+    CheckpointWeights weights = load_weights(checkpoint_, config);
     return std::make_unique<BamModel>(*backend_, std::move(config), std::move(weights), options);
   }
   Backend& backend() { return *backend_; }

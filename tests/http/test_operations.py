@@ -68,6 +68,16 @@ class CommandLine(unittest.TestCase):
             self.expect_line(run("serve", "--port", "0", "--model", folder), 1, "model.safetensors")
             self.expect_line(run("generate", "--model", folder, "-p", "x"), 1, "model.safetensors")
             self.expect_line(run("inspect", "--model", folder), 1, "model.safetensors")
+            # One name in the header changed: a tensor is missing.
+            (path / "model.safetensors").write_bytes(weights.replace(b"layers.0.attention.wq", b"layers.0.attention.wx", 1))
+            self.expect_line(run("serve", "--port", "0", "--model", folder), 1, "layers.0.attention.wq.weight", "missing")
+            (path / "model.safetensors").write_bytes(weights)
+            config = json.loads((path / "config.json").read_text())
+            renamed = {"position_embedding" if key == "position_encoding" else key: value for key, value in config.items()}
+            (path / "config.json").write_text(json.dumps(renamed))
+            self.expect_line(run("serve", "--port", "0", "--model", folder), 1, "config.json", "position_encoding")
+            (path / "config.json").write_text(json.dumps({**config, "hidden_size": "wide"}))
+            self.expect_line(run("serve", "--port", "0", "--model", folder), 1, "config.json", "hidden_size")
 
     def test_a_port_in_use(self):
         with socket.socket() as taken:
@@ -102,6 +112,13 @@ class CommandLine(unittest.TestCase):
         sizes = [entry["bytes_per_token"] for entry in report["kv"]]
         self.assertEqual(sizes, sorted(sizes, reverse=True))
         self.assertIn("reach@", run("inspect", "--model", bamtest.checkpoint()).stdout)
+        report = json.loads(run("inspect", "--model", "demo", "--json", "--measure", "4096").stdout)
+        heads = [head["class"] for head in report["prior"]]
+        self.assertEqual(set(report["measured"]["classes"]), set(heads))
+        rows = 4096 * (4096 // 64 + 1) // 2  # about so many (row, tile) pairs per head; the last layer reads fewer rows
+        for name, counts in report["measured"]["classes"].items():
+            self.assertLessEqual(counts["tiles_visited"] + counts["tiles_skipped"], 1.05 * rows * heads.count(name))
+            self.assertGreater(counts["tiles_visited"], 0)
 
 
 class Signals(unittest.TestCase):

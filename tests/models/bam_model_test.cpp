@@ -17,6 +17,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <string>
 #include <utility>
 
 #include <fmt/format.h>
@@ -361,6 +364,34 @@ TEST(BamModel, PrintsTableOfErrors) {
     fmt::print("| {:<38} | {:>8} | {:>5} |{}\n", variant.name, config.head_dim,
                fmt::format("{}/{}", config.num_heads, config.num_kv_heads), values);
   }
+}
+
+// Resident kilobytes of this process's mappings of a file.
+int64_t resident_kb(const std::filesystem::path& path) {
+  std::ifstream maps("/proc/self/smaps");
+  int64_t total = 0;
+  bool inside = false;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find('-') < line.find(' ')) inside = line.find(path.string()) != std::string::npos;
+    if (inside && line.starts_with("Rss:")) total += std::stoll(line.substr(4));
+  }
+  return total;
+}
+
+TEST(BamModelMemory, PackedWeightsDoNotStayResidentInTheFileToo) {
+  testing::CheckpointSpec spec{.config = testing::tiny_config()};
+  spec.config.hidden_size = 512;
+  spec.config.intermediate_size = 2048;
+  testing::TempDir dir;
+  testing::write_checkpoint(spec, dir.path());
+  const ModelConfig config = load_model_config(dir.path());
+  CheckpointWeights weights = load_weights(dir.path(), config);
+  const auto file_kb = static_cast<int64_t>(weights.file_bytes / 1024);
+  ASSERT_GT(file_kb, 8 * 1024);
+  const auto backend = make_cpu_backend({.num_threads = 1});
+  const BamModel model(*backend, config, std::move(weights), {});
+  EXPECT_GT(model.weight_bytes() / 1024, static_cast<size_t>(file_kb * 3 / 4)) << "packed";
+  EXPECT_LT(resident_kb(dir.path() / "model.safetensors"), file_kb / 8);
 }
 
 }  // namespace

@@ -24,7 +24,8 @@ double attained(const std::vector<float>& wq, const std::vector<float>& wk, cons
     out.assign(static_cast<size_t>(d), 0);
     for (int64_t r = 0; r < d; ++r) {
       for (int64_t c = 0; c < hidden; ++c) {
-        out[static_cast<size_t>(r)] += static_cast<double>(w[static_cast<size_t>(r * hidden + c)]) * norm[static_cast<size_t>(c)] * in[static_cast<size_t>(c)];
+        out[static_cast<size_t>(r)] += static_cast<double>(w[static_cast<size_t>(r * hidden + c)]) *
+                                       norm[static_cast<size_t>(c)] * in[static_cast<size_t>(c)];
       }
     }
   };
@@ -32,7 +33,8 @@ double attained(const std::vector<float>& wq, const std::vector<float>& wk, cons
     double length = 0;
     for (int64_t c = 0; c < hidden; ++c) {
       double sum = 0;
-      for (int64_t r = 0; r < d; ++r) sum += static_cast<double>(w[static_cast<size_t>(r * hidden + c)]) * target[static_cast<size_t>(r)];
+      for (int64_t r = 0; r < d; ++r)
+        sum += static_cast<double>(w[static_cast<size_t>(r * hidden + c)]) * target[static_cast<size_t>(r)];
       in[static_cast<size_t>(c)] = sum * norm[static_cast<size_t>(c)];
       length += in[static_cast<size_t>(c)] * in[static_cast<size_t>(c)];
     }
@@ -53,9 +55,11 @@ double attained(const std::vector<float>& wq, const std::vector<float>& wk, cons
 
 TEST(Spectral, LogitBoundHoldsAndIsTight) {
   for (const auto& [d, hidden] : {std::pair<int64_t, int64_t>{8, 24}, {32, 128}, {48, 96}}) {
-    const auto wq = random_floats(static_cast<size_t>(d * hidden), 1), wk = random_floats(static_cast<size_t>(d * hidden), 2);
+    const auto wq = random_floats(static_cast<size_t>(d * hidden), 1),
+               wk = random_floats(static_cast<size_t>(d * hidden), 2);
     const auto norm = random_floats(static_cast<size_t>(hidden), 3);
-    const double joint = logit_bound(wq, wk, norm, d, hidden, false), separate = logit_bound(wq, wk, norm, d, hidden, true);
+    const double joint = logit_bound(wq, wk, norm, d, hidden, false),
+                 separate = logit_bound(wq, wk, norm, d, hidden, true);
     const double found = attained(wq, wk, norm, d, hidden);
     EXPECT_GE(joint, found * (1 - 1e-9));
     EXPECT_LE(joint, found * 1.02) << "the bound should be within two per cent of what can be reached";
@@ -81,11 +85,14 @@ TEST(Spectral, ReachSatisfiesItsDefinitionAndIsMinimal) {
     ASSERT_GT(reach, 0);
     const auto mass_ok = [&](int64_t d, int64_t n) {
       const double c = 0.5 * std::log(static_cast<double>(n));
-      const double b0 = -std::exp(0.3) * std::pow(1e-5, beta), bd = -std::exp(0.3) * std::pow(static_cast<double>(d) + 1e-5, beta);
+      const double b0 = -std::exp(0.3) * std::pow(1e-5, beta),
+                   bd = -std::exp(0.3) * std::pow(static_cast<double>(d) + 1e-5, beta);
       return c * (2 * z + bd - b0) < std::log(epsilon) - std::log(static_cast<double>(n));
     };
     for (const int64_t n : {reach + 1, reach + 100, int64_t{1} << 19, int64_t{1} << 20}) {
-      if (n > reach) EXPECT_TRUE(mass_ok(reach, n)) << beta << " " << n;
+      if (n > reach) {
+        EXPECT_TRUE(mass_ok(reach, n)) << beta << " " << n;
+      }
     }
     EXPECT_FALSE(mass_ok(reach * 99 / 100 - 1, reach * 99 / 100)) << "not much larger than needed";
   }

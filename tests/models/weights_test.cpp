@@ -28,7 +28,11 @@ using testing::write_file;
 
 std::string load_failure(const std::filesystem::path& dir, const ModelConfig& config, bool check_finite = true) {
   try {
-    load_weights(dir, config, check_finite);
+    const CheckpointWeights weights = load_weights(dir, config);
+    if (check_finite) {
+      for (const LayerWeights& layer : weights.layers) weights.check_finite(layer.views());
+      weights.check_finite({weights.tok_embeddings, weights.norm, weights.output});
+    }
   } catch (const Error& error) {
     return error.what();
   }

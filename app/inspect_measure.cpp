@@ -1,0 +1,56 @@
+#include "app/inspect_measure.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "app/bench/passkey_prompt.h"
+#include "app/queue_sink.h"
+#include "models/head_report.h"
+
+namespace bam {
+
+AttentionMeasurement measure_attention(ModelSettings settings, int64_t prompt_tokens) {
+  settings.engine.prefix_cache = false;
+  const LoadedModel model = load_model(settings);
+  const Tokenizer* tokenizer = model.tokenizer.get();
+  const bench::PieceEncoder encoder([tokenizer](std::string_view text) { return tokenizer->encode(text, false); });
+  const std::string key = bench::make_passkey(1, prompt_tokens, 0.5, 0);
+  bench::PasskeyPrompt prompt = bench::make_passkey_prompt(encoder, prompt_tokens, 0.5, key);
+
+  Request request;
+  request.id = "inspect";
+  request.prompt = std::move(prompt.ids);
+  request.sampling.temperature = 0;
+  request.sampling.max_tokens = prompt.max_tokens;
+  request.sampling.ignore_eos = true;
+  auto sink = std::make_shared<QueueSink>();
+  const auto started = std::chrono::steady_clock::now();
+  const SubmitResult submitted = model.engine->submit(std::move(request), sink);
+  if (submitted.status != SubmitStatus::kAccepted) throw Error("{}", submitted.message);
+
+  AttentionMeasurement result;
+  result.prompt_tokens = prompt_tokens;
+  while (true) {
+    const Event event = sink->next();
+    const auto snapshot = model.engine->snapshot();
+    result.kv_pages = std::max(result.kv_pages, snapshot->pages_used);
+    if (const auto* end = std::get_if<FinishEvent>(&event)) {
+      if (end->reason == FinishReason::kError) throw Error("{}", end->message);
+      break;
+    }
+  }
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  model.engine->drain(std::chrono::seconds(10));  // after it the last step is in the snapshot
+  const auto snapshot = model.engine->snapshot();
+  const KvLayout layout =
+      make_kv_layout(model.engine->config().kv_dtype, static_cast<int>(model.engine->model_config().head_dim),
+                     model.engine->config().page_size);
+  result.kv_bytes = static_cast<uint64_t>(result.kv_pages) * layout.page_bytes();
+  const std::vector<HeadReport>& heads = model.engine->heads();
+  for (size_t i = 0; i < heads.size() && i < snapshot->attention.size(); ++i) {
+    result.by_class[std::string(head_class(model.engine->model_config(), heads[i]))] += snapshot->attention[i];
+  }
+  return result;
+}
+
+}  // namespace bam

@@ -1,0 +1,83 @@
+#include "models/head_report.h"
+
+#include <algorithm>
+
+#include "base/thread_pool.h"
+#include "models/spectral.h"
+
+namespace bam {
+
+AttentionSpec attention_spec(const ModelConfig& config, const LayerWeights& weights, int layer) {
+  AttentionSpec spec;
+  spec.num_heads = static_cast<int>(config.num_heads);
+  spec.num_kv_heads = static_cast<int>(config.num_kv_heads);
+  spec.head_dim = static_cast<int>(config.head_dim);
+  spec.encoding = config.position_encoding;
+  spec.ssmax = config.ssmax;
+  spec.ssmax_prior = config.ssmax_prior;
+  spec.prior_form = config.prior_form;
+  spec.prior_eps = config.prior_eps;
+  spec.window = config.position_encoding == PositionEncoding::kRopeLocal ? config.sliding_window : -1;
+  spec.rope_theta = config.rope_theta;
+  spec.rope_style = config.rope_style;
+  spec.seq_scale = weights.seq_scale;
+  spec.prior = weights.prior;
+  spec.first_group = layer * spec.num_kv_heads;
+  return spec;
+}
+
+std::vector<HeadReport> report_heads(const ModelConfig& config, const LayerWeights& weights, const AttentionSpec& spec,
+                                     DType weight_dtype, double epsilon) {
+  const std::vector<float> norm = weights.attention_norm.to_f32(), wq = weights.wq.to_f32(), wk = weights.wk.to_f32();
+  const int64_t block = config.head_dim * config.hidden_size;
+  const int64_t group = config.num_heads / config.num_kv_heads;
+  const bool rotated =
+      config.position_encoding == PositionEncoding::kRope || config.position_encoding == PositionEncoding::kRopeLocal;
+  const auto rows_of = [block](const std::vector<float>& matrix, int64_t head) {
+    return std::vector<float>(matrix.begin() + head * block, matrix.begin() + (head + 1) * block);
+  };
+  // The cache stores rounded keys and the activations carry rounding too; 1 % is far more than both.
+  const double margin = 1.01 * (weight_dtype == DType::kI8 ? 1.05 : 1.0);
+  std::vector<HeadReport> reports(static_cast<size_t>(config.num_heads));
+  ThreadPool pool(static_cast<int>(std::min<int64_t>(available_cores(), config.num_heads)));
+  pool.parallel_for(config.num_heads, [&](int64_t h, int) {
+    HeadReport& report = reports[static_cast<size_t>(h)];
+    report.layer = spec.first_group / spec.num_kv_heads;
+    report.head = static_cast<int>(h);
+    if (!spec.prior.empty()) {
+      const PriorParams& prior = spec.prior[static_cast<size_t>(h)];
+      report.alpha = prior.alpha;
+      report.beta = prior.beta;
+      report.theta_mu = prior.theta_mu;
+    }
+    if (spec.ssmax) report.seq_scale = spec.seq_scale[static_cast<size_t>(h)];
+    report.logit_bound = margin * logit_bound(rows_of(wq, h), rows_of(wk, h / group), norm, config.head_dim,
+                                              config.hidden_size, rotated);
+    report.reach = static_reach(spec, static_cast<int>(h), report.logit_bound, epsilon, kMaxPositions);
+  });
+  return reports;
+}
+
+std::vector<int64_t> page_reach(const ModelConfig& config, std::span<const HeadReport> layer_heads) {
+  const int64_t group = config.num_heads / config.num_kv_heads;
+  std::vector<int64_t> reach(static_cast<size_t>(config.num_kv_heads), 0);
+  for (int64_t h = 0; h < config.num_heads; ++h) {
+    int64_t& shared = reach[static_cast<size_t>(h / group)];
+    const int64_t head_reach = layer_heads[static_cast<size_t>(h)].reach;
+    shared = head_reach < 0 || shared < 0 ? -1 : std::max(shared, head_reach);
+  }
+  // Statistics of a tile that fills up chain to the tile before it, so pages stay two tiles longer than queries need.
+  for (int64_t& r : reach) r = r < 0 ? -1 : std::max<int64_t>(r, 2 * kTileKeys);
+  return reach;
+}
+
+std::string_view head_class(const ModelConfig& config, const HeadReport& head) {
+  if (config.position_encoding != PositionEncoding::kBam) return "other";
+  // Below this exponent a distance of a million tokens changes the bias by less than a third.
+  constexpr double kFlat = 0.02;
+  if (head.beta < -kFlat) return "retrieval";
+  if (head.beta <= kFlat) return "uniform";
+  return head.beta < 1 ? "heavy_tail" : "local";
+}
+
+}  // namespace bam
