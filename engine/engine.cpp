@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "base/check.h"
+#include "base/latest.h"
 #include "base/log.h"
 #include "engine/engine_core.h"
 
@@ -104,7 +105,7 @@ struct Engine::Impl {
   std::vector<Message> messages;
   Clock::time_point published_at{};
 
-  std::atomic<std::shared_ptr<const Published>> published;
+  Latest<Published> published;
   // Health: when the current stretch of work last made progress; 0 while idle. Steady-clock ticks.
   std::atomic<Clock::rep> progress_at{0};
   std::atomic<double> expected_step_ms{0};

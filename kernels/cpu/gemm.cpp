@@ -16,10 +16,13 @@ namespace bam::cpu {
 namespace HWY_NAMESPACE {
 using namespace ::bam::HWY_NAMESPACE;  // NOLINT
 
-// Rows per register tile: with AVX-512 12 rows x 32 columns keep 24 accumulators busy.
+// Most rows of a register tile of one panel: with AVX-512 12 rows x 32 columns keep 24 accumulators busy.
 constexpr int kTileRows = kParts == 1 ? 12 : (kParts == 2 ? 6 : 3);
 // Sixteen-float blocks of a panel computed at once.
 constexpr int kTileBlocks = kParts == 1 ? 2 : 1;
+// With more rows than one such tile, 6 rows x two panels do the same work with 10 instead of 14 loads.
+constexpr bool kPairs = kTileBlocks == 2;
+constexpr int kPairRows = 6;
 
 struct LoadF32Panel {
   using Element = float;
@@ -44,8 +47,8 @@ struct LoadF16Panel {
 // Row pointers are x, x + ldx, x + 2 ldx per group of three to keep address registers few.
 template <typename Loader, int kRows, int kPanels>
 HWY_INLINE void TileFma(const float* HWY_RESTRICT x, int64_t ldx, int64_t depth,
-                        const typename Loader::Element* const* panels, float* HWY_RESTRICT y,
-                        int64_t ldy, bool accumulate) {
+                        const typename Loader::Element* const* panels, float* HWY_RESTRICT y, int64_t ldy,
+                        bool accumulate) {
   F32x16 acc[kRows][kPanels * 2];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -81,8 +84,8 @@ HWY_INLINE void TileFma(const float* HWY_RESTRICT x, int64_t ldx, int64_t depth,
 // The same for narrow register files: one block of sixteen columns at a time.
 template <typename Loader, int kRows>
 HWY_INLINE void TileFmaNarrow(const float* HWY_RESTRICT x, int64_t ldx, int64_t depth,
-                              const typename Loader::Element* panel, float* HWY_RESTRICT y,
-                              int64_t ldy, bool accumulate) {
+                              const typename Loader::Element* panel, float* HWY_RESTRICT y, int64_t ldy,
+                              bool accumulate) {
   for (int half = 0; half < 2; ++half) {
     F32x16 acc[kRows];
 #pragma GCC unroll 16
@@ -101,9 +104,8 @@ HWY_INLINE void TileFmaNarrow(const float* HWY_RESTRICT x, int64_t ldx, int64_t 
 }
 
 template <typename Loader, int kRows>
-HWY_NOINLINE void OneTile(const float* x, int64_t ldx, int64_t depth,
-                          const typename Loader::Element* panel, float* y, int64_t ldy,
-                          bool accumulate) {
+HWY_NOINLINE void OneTile(const float* x, int64_t ldx, int64_t depth, const typename Loader::Element* panel, float* y,
+                          int64_t ldy, bool accumulate) {
   if constexpr (kTileBlocks == 2) {
     TileFma<Loader, kRows, 1>(x, ldx, depth, &panel, y, ldy, accumulate);
   } else {
@@ -113,27 +115,74 @@ HWY_NOINLINE void OneTile(const float* x, int64_t ldx, int64_t depth,
 
 // OneTile for a number of rows known at run time only.
 template <typename Loader, int kRows = kTileRows>
-HWY_INLINE void AnyTile(int64_t rows, const float* x, int64_t ldx, int64_t depth,
-                        const typename Loader::Element* panel, float* y, int64_t ldy, bool accumulate) {
+HWY_INLINE void AnyTile(int64_t rows, const float* x, int64_t ldx, int64_t depth, const typename Loader::Element* panel,
+                        float* y, int64_t ldy, bool accumulate) {
   if (rows == kRows) return OneTile<Loader, kRows>(x, ldx, depth, panel, y, ldy, accumulate);
   if constexpr (kRows > 1) AnyTile<Loader, kRows - 1>(rows, x, ldx, depth, panel, y, ldy, accumulate);
 }
 
-// Row count of the tile that starts at row r when `rows` are cut into as few, equally high tiles as possible: a low last
-// tile would have too few accumulators to hide the latency of an addition.
+// Row count of the tile that starts at row r when `rows` are cut into as few, equally high tiles as possible: a low
+// last tile would have too few accumulators to hide the latency of an addition.
+template <int kMost>
 HWY_INLINE int64_t TileHeight(int64_t rows, int64_t r) {
-  const int64_t tiles = (rows - r + kTileRows - 1) / kTileRows;
+  const int64_t tiles = (rows - r + kMost - 1) / kMost;
   return (rows - r + tiles - 1) / tiles;
 }
 
 // All rows against one panel slice; y points at the panel's first column and has room for 32 columns per row.
 template <typename Loader>
-void PanelRows(const float* x, int64_t ldx, int64_t rows, const typename Loader::Element* panel,
-               int64_t depth, float* y, int64_t ldy, bool accumulate) {
+void PanelRows(const float* x, int64_t ldx, int64_t rows, const typename Loader::Element* panel, int64_t depth,
+               float* y, int64_t ldy, bool accumulate) {
   for (int64_t r = 0; r < rows;) {
-    const int64_t height = TileHeight(rows, r);
+    const int64_t height = TileHeight<kTileRows>(rows, r);
     AnyTile<Loader>(height, x + r * ldx, ldx, depth, panel, y + r * ldy, ldy, accumulate);
     r += height;
+  }
+}
+
+// Two neighbouring float panels, all rows.
+template <int kRows>
+HWY_NOINLINE void PairTile(const float* x, int64_t ldx, int64_t depth, const float* const* panels, float* y,
+                           int64_t ldy, bool accumulate) {
+  TileFma<LoadF32Panel, kRows, 2>(x, ldx, depth, panels, y, ldy, accumulate);
+}
+template <int kRows = kPairRows>
+HWY_INLINE void AnyPairTile(int64_t rows, const float* x, int64_t ldx, int64_t depth, const float* const* panels,
+                            float* y, int64_t ldy, bool accumulate) {
+  if (rows == kRows) return PairTile<kRows>(x, ldx, depth, panels, y, ldy, accumulate);
+  if constexpr (kRows > 1) AnyPairTile<kRows - 1>(rows, x, ldx, depth, panels, y, ldy, accumulate);
+}
+
+// Panels p and p + 1 in slices of k that stay in the first-level cache while all rows pass; 16-bit weights are
+// converted once per slice.
+template <typename Loader>
+void PanelPair(const GemmArgs& a, int64_t p) {
+  using Element = typename Loader::Element;
+  const Element* base = static_cast<const Element*>(a.panels) + p * a.k * kPanelCols;
+  float* y = a.y + p * kPanelCols;
+  for (int64_t k0 = 0; k0 < a.k; k0 += kSliceDepth) {
+    const int64_t depth = std::min(kSliceDepth, a.k - k0);
+    const float* panels[2];
+    for (int q = 0; q < 2; ++q) {
+      const Element* slice = base + (q * a.k + k0) * kPanelCols;
+      if constexpr (sizeof(Element) == sizeof(float)) {
+        panels[q] = slice;
+      } else {
+        float* unpacked = a.unpack + q * kSliceDepth * kPanelCols;
+        for (int64_t i = 0; i < depth; ++i) {
+          F32x16 first, second;
+          Loader::Two(slice + i * kPanelCols, first, second);
+          Store16(first, unpacked + i * kPanelCols);
+          Store16(second, unpacked + i * kPanelCols + 16);
+        }
+        panels[q] = unpacked;
+      }
+    }
+    for (int64_t r = 0; r < a.rows;) {
+      const int64_t height = TileHeight<kPairRows>(a.rows, r);
+      AnyPairTile(height, a.x + r * a.ldx + k0, a.ldx, depth, panels, y + r * a.ldy, a.ldy, a.accumulate || k0 > 0);
+      r += height;
+    }
   }
 }
 
@@ -199,6 +248,9 @@ void GemmTyped(const GemmArgs& a) {
     if (a.rows == 2) p = FewRows<Loader, 2>(a, p, full_end);
     if (a.rows == 3) p = FewRows<Loader, 3>(a, p, full_end);
   }
+  if (kPairs && a.rows > kTileRows) {
+    for (; p + 2 <= full_end; p += 2) PanelPair<Loader>(a, p);
+  }
   for (; p < full_end; ++p) OnePanel<Loader>(a, p, a.y + p * kPanelCols, a.ldy);
   if (p < a.last_panel) RaggedPanel<Loader>(a, p);
 }
@@ -218,7 +270,8 @@ constexpr bool kVnni = true;
 HWY_INLINE I32x16 DotQuads(const uint8_t* x, I32x16 weights, I32x16 sum) {
   int32_t quad;
   std::memcpy(&quad, x, sizeof quad);
-  // Highway's target attribute for this level does not name VNNI (its CPU detection does), so the intrinsic is out of reach.
+  // Highway's target attribute for this level does not name VNNI (its CPU detection does), so the intrinsic is out of
+  // reach.
   asm("vpdpbusd %2, %1, %0" : "+v"(sum.part[0].raw) : "v"(_mm512_set1_epi32(quad)), "v"(weights.part[0].raw));
   return sum;
 }
@@ -244,8 +297,8 @@ HWY_INLINE I32x16 DotQuads(const uint8_t* x, I32x16 weights, I32x16 sum) {
   const hn::RepartitionToNarrow<IntTag> d16;
   BAM_EACH_PART {
     const auto bytes = hn::BitCast(d16, weights.part[p]);
-    const auto even = MaddPairs(hn::ShiftRight<8>(hn::ShiftLeft<8>(bytes)),
-                                hn::BitCast(d16, hn::Set(IntTag(), even_pair)));
+    const auto even =
+        MaddPairs(hn::ShiftRight<8>(hn::ShiftLeft<8>(bytes)), hn::BitCast(d16, hn::Set(IntTag(), even_pair)));
     const auto odd = MaddPairs(hn::ShiftRight<8>(bytes), hn::BitCast(d16, hn::Set(IntTag(), odd_pair)));
     sum.part[p] = hn::Add(sum.part[p], hn::Add(even, odd));
   }
@@ -262,8 +315,8 @@ HWY_INLINE I32x16 DotQuads(const uint8_t* x, I32x16 weights, I32x16 sum) {
   }
   const int8_t* bytes = reinterpret_cast<const int8_t*>(lanes);
   for (int lane = 0; lane < 16; ++lane) {
-    total[lane] += bytes[4 * lane] * pairs[0] + bytes[4 * lane + 1] * pairs[2] +
-                   bytes[4 * lane + 2] * pairs[1] + bytes[4 * lane + 3] * pairs[3];
+    total[lane] += bytes[4 * lane] * pairs[0] + bytes[4 * lane + 1] * pairs[2] + bytes[4 * lane + 2] * pairs[1] +
+                   bytes[4 * lane + 3] * pairs[3];
   }
   BAM_EACH_PART sum.part[p] = hn::LoadU(IntTag(), total + p * kLanes);
   return sum;
@@ -273,8 +326,7 @@ HWY_INLINE I32x16 DotQuads(const uint8_t* x, I32x16 weights, I32x16 sum) {
 
 HWY_INLINE I32x16 LoadInt16(const int8_t* from) {
   I32x16 r;
-  BAM_EACH_PART r.part[p] =
-      hn::LoadU(IntTag(), reinterpret_cast<const int32_t*>(from) + p * kLanes);
+  BAM_EACH_PART r.part[p] = hn::LoadU(IntTag(), reinterpret_cast<const int32_t*>(from) + p * kLanes);
   return r;
 }
 
@@ -300,60 +352,75 @@ HWY_INLINE void StoreScaled(const Int8GemmArgs& a, I32x16 sum, int64_t row, int6
   for (int64_t c = 0; c < a.n - col; ++c) y[c] = a.accumulate ? lanes[c] + y[c] : lanes[c];
 }
 
-template <int kRows>
+// kRows rows x kPanels panels; on narrow register files one half of a panel at a time.
+template <int kRows, int kPanels>
 HWY_NOINLINE void Int8Tile(const Int8GemmArgs& a, int64_t panel_index, int64_t row) {
   const int64_t quads = (a.k + 3) / 4, row_bytes = int8_row_bytes(a.k);
-  const int8_t* panel = a.panels + panel_index * quads * kPanelCols * 4;
+  const int64_t panel_bytes = quads * kPanelCols * 4;
+  const int8_t* panel = a.panels + panel_index * panel_bytes;
   const uint8_t* x = a.x + row * row_bytes;
   constexpr int kGroups = (kRows + 2) / 3;
+  constexpr int kBlocks = kPanels * kTileBlocks;
   const uint8_t* group[kGroups];
 #pragma GCC unroll 16
   for (int g = 0; g < kGroups; ++g) group[g] = x + 3 * g * row_bytes;
   for (int first = 0; first < 2; first += kTileBlocks) {
-    I32x16 acc[kRows][kTileBlocks];
+    I32x16 acc[kRows][kBlocks];
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 16
-      for (int b = 0; b < kTileBlocks; ++b) {
+      for (int b = 0; b < kBlocks; ++b) {
         BAM_EACH_PART acc[r][b].part[p] = hn::Zero(IntTag());
       }
     }
     for (int64_t i = 0; i < quads; ++i) {
-      I32x16 w[kTileBlocks];
+      I32x16 w[kBlocks];
 #pragma GCC unroll 16
-      for (int b = 0; b < kTileBlocks; ++b) {
-        w[b] = LoadInt16(panel + i * kPanelCols * 4 + (first + b) * 64);
+      for (int b = 0; b < kBlocks; ++b) {
+        const int block = first + b % kTileBlocks;
+        w[b] = LoadInt16(panel + (b / kTileBlocks) * panel_bytes + i * kPanelCols * 4 + block * 64);
       }
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 16
-        for (int b = 0; b < kTileBlocks; ++b) {
+        for (int b = 0; b < kBlocks; ++b) {
           acc[r][b] = DotQuads(group[r / 3] + (r % 3) * row_bytes + i * kQuadBytes, w[b], acc[r][b]);
         }
       }
     }
     for (int r = 0; r < kRows; ++r) {
-      for (int b = 0; b < kTileBlocks; ++b) {
-        StoreScaled(a, acc[r][b], row + r, panel_index * kPanelCols + (first + b) * 16);
+      for (int b = 0; b < kBlocks; ++b) {
+        const int64_t col = (panel_index + b / kTileBlocks) * kPanelCols + (first + b % kTileBlocks) * 16;
+        StoreScaled(a, acc[r][b], row + r, col);
       }
     }
   }
 }
 
-template <int kRows = kTileRows>
+template <int kPanels, int kRows>
 HWY_INLINE void Int8AnyTile(int64_t rows, const Int8GemmArgs& a, int64_t panel_index, int64_t row) {
-  if (rows == kRows) return Int8Tile<kRows>(a, panel_index, row);
-  if constexpr (kRows > 1) Int8AnyTile<kRows - 1>(rows, a, panel_index, row);
+  if (rows == kRows) return Int8Tile<kRows, kPanels>(a, panel_index, row);
+  if constexpr (kRows > 1) Int8AnyTile<kPanels, kRows - 1>(rows, a, panel_index, row);
+}
+
+template <int kPanels, int kMost>
+void Int8Panels(const Int8GemmArgs& a, int64_t p) {
+  for (int64_t r = 0; r < a.rows;) {
+    const int64_t height = TileHeight<kMost>(a.rows, r);
+    Int8AnyTile<kPanels, kMost>(height, a, p, r);
+    r += height;
+  }
 }
 
 void GemmInt8(const Int8GemmArgs& a) {
-  for (int64_t p = a.first_panel; p < a.last_panel; ++p) {
-    for (int64_t r = 0; r < a.rows;) {
-      const int64_t height = TileHeight(a.rows, r);
-      Int8AnyTile(height, a, p, r);
-      r += height;
+  int64_t p = a.first_panel;
+  if constexpr (kPairs) {
+    // Also one to three rows: twice the streams hide more of the memory's latency.
+    if (a.rows > kTileRows || a.rows <= 3) {
+      for (; p + 2 <= a.last_panel; p += 2) Int8Panels<2, kPairRows>(a, p);
     }
   }
+  for (; p < a.last_panel; ++p) Int8Panels<1, kTileRows>(a, p);
 }
 
 float QuantizeRow(const float* x, int64_t k, uint8_t* out) {
@@ -368,9 +435,7 @@ float QuantizeRow(const float* x, int64_t k, uint8_t* out) {
   max_abs = ReduceMax16(largest);
   for (; i < k; ++i) max_abs = std::max(max_abs, std::fabs(x[i]));
   const float inverse = max_abs > 0 ? 127.0f / max_abs : 0.0f;
-  const auto quantize = [&](int64_t at) {
-    return at < k ? static_cast<int>(std::lrintf(x[at] * inverse)) : 0;
-  };
+  const auto quantize = [&](int64_t at) { return at < k ? static_cast<int>(std::lrintf(x[at] * inverse)) : 0; };
   const int64_t quads = (k + 3) / 4;
   if (kVnni) {
     int64_t at = 0;

@@ -1,9 +1,10 @@
-// Matrix products against weights that were packed once. Every output element is accumulated over k in one fixed order by
-// one chain of fused multiply-adds, so its bits do not depend on how many rows are computed together.
+// Matrix products against weights that were packed once. Every output element is accumulated over k in one fixed order
+// by one chain of fused multiply-adds, so its bits do not depend on how many rows are computed together.
 //
 // Packed weights: panels of 32 outputs, a panel is [k][32] (int8: [k / 4][32][4]), the last panel padded with zeros.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -15,7 +16,7 @@ inline constexpr int kPanelCols = 32;
 
 // y[m, n] (+)= x[m, k] * panels[first .. last): columns outside [0, n) are not written.
 struct GemmArgs {
-  const float* x = nullptr;   // [rows][k], row stride ldx
+  const float* x = nullptr;  // [rows][k], row stride ldx
   int64_t ldx = 0;
   int64_t rows = 0;
   int64_t k = 0;
@@ -24,24 +25,25 @@ struct GemmArgs {
   DType dtype = DType::kF32;  // kF32, kBF16, kF16
   int64_t first_panel = 0;
   int64_t last_panel = 0;
-  float* y = nullptr;         // [rows][n], row stride ldy
+  float* y = nullptr;  // [rows][n], row stride ldy
   int64_t ldy = 0;
-  bool accumulate = false;    // start from y instead of zero
-  float* unpack = nullptr;    // scratch of gemm_unpack_floats() floats
+  bool accumulate = false;  // start from y instead of zero
+  float* unpack = nullptr;  // scratch of gemm_unpack_floats() floats
 };
-inline constexpr int64_t kUnpackDepth = 256;  // rows of a 16-bit panel converted at a time
-constexpr int64_t gemm_unpack_floats() { return kUnpackDepth * kPanelCols; }
+inline constexpr int64_t kUnpackDepth = 256;  // k of one 16-bit panel converted at a time
+inline constexpr int64_t kSliceDepth = 128;   // k of two panels worked on at a time
+constexpr int64_t gemm_unpack_floats() { return std::max(kUnpackDepth, 2 * kSliceDepth) * kPanelCols; }
 
 // x quantised per row to int8; sums are exact integers, so every path gives the same bits.
 struct Int8GemmArgs {
-  const uint8_t* x = nullptr;       // rows of int8_row_bytes(k), written by quantize_row
-  const float* x_scale = nullptr;   // [rows]
+  const uint8_t* x = nullptr;      // rows of int8_row_bytes(k), written by quantize_row
+  const float* x_scale = nullptr;  // [rows]
   int64_t rows = 0;
   int64_t k = 0;
   int64_t n = 0;
   const int8_t* panels = nullptr;
-  const float* w_scale = nullptr;   // [padded n]
-  const int32_t* w_sum = nullptr;   // [padded n] sum over k of the weights
+  const float* w_scale = nullptr;  // [padded n]
+  const int32_t* w_sum = nullptr;  // [padded n] sum over k of the weights
   int64_t first_panel = 0;
   int64_t last_panel = 0;
   float* y = nullptr;
@@ -64,7 +66,6 @@ size_t packed_bytes(DType dtype, int64_t k, int64_t n);
 // source: row `out` of W as float32, [k]; writes column `out` of the panels. kF32, kBF16, kF16.
 void pack_row(DType dtype, const float* source, int64_t k, int64_t out, void* panels);
 // Quantises one output row symmetrically; also sets w_scale[out] and w_sum[out].
-void pack_row_int8(const float* source, int64_t k, int64_t out, int8_t* panels, float* w_scale,
-                   int32_t* w_sum);
+void pack_row_int8(const float* source, int64_t k, int64_t out, int8_t* panels, float* w_scale, int32_t* w_sum);
 
 }  // namespace bam::cpu

@@ -160,7 +160,7 @@ TEST_F(SnapshotTest, AnythingThatDiffersIsRefusedByName) {
 TEST_F(SnapshotTest, NamesAndSettingsAreChecked) {
   make_document(200);
   Running r = start(small_config());
-  for (const std::string name : {"", "../x", "a/b", "a b", "ü", std::string(129, 'a').c_str()}) {
+  for (const std::string& name : std::vector<std::string>{"", "../x", "a/b", "a b", "ü", std::string(129, 'a')}) {
     EXPECT_FALSE(r.engine->save_snapshot(name, document_, "").ok()) << name;
     EXPECT_FALSE(r.engine->restore_snapshot(name).ok()) << name;
   }

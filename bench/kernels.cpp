@@ -1,0 +1,301 @@
+// Kernels of the 120M shape alone, beside the machine's limits: linear layers by number of rows, dense attention by
+// context length and position encoding, sampling.
+//   build/bench_kernels [--only gemm,attention,sampling] [--out FILE]
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <random>
+
+#include "bench/support/machine.h"
+#include "bench/support/onednn.h"
+#include "bench/support/runner.h"
+#include "engine/sampler.h"
+#include "kernels/backend.h"
+
+namespace bam::bench {
+namespace {
+
+constexpr int64_t kHidden = 768, kIntermediate = 1536, kVocab = 32768;
+constexpr int kHeads = 16, kHeadDim = 48;
+
+// Median seconds of one call, each sample long enough to be timed.
+double seconds_per_call(const std::function<void()>& call, int samples = 7) {
+  call();
+  int calls = 1;
+  double start = now_seconds();
+  call();
+  const double once = std::max(now_seconds() - start, 1e-7);
+  calls = std::max(1, static_cast<int>(0.03 / once));
+  std::vector<double> times;
+  for (int s = 0; s < samples; ++s) {
+    start = now_seconds();
+    for (int i = 0; i < calls; ++i) call();
+    times.push_back((now_seconds() - start) / calls);
+  }
+  return median(times);
+}
+
+std::vector<float> random_floats(size_t count, float scale, uint32_t seed) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> normal(0, scale);
+  std::vector<float> values(count);
+  for (float& value : values) value = normal(rng);
+  return values;
+}
+
+struct Shape {
+  int64_t out, in;
+};
+constexpr int kLayers = 12;
+constexpr Shape kShapes[] = {{3 * kHeads * kHeadDim, kHidden},
+                             {kHidden, kHeads* kHeadDim},
+                             {2 * kIntermediate, kHidden},
+                             {kHidden, kIntermediate}};
+
+// Enough copies of one layer's matrices that no cache holds them all, as in a real step.
+class LayerStack {
+ public:
+  LayerStack(Backend& backend, DType dtype) : backend_(backend) {
+    const std::vector<float> values = random_floats(static_cast<size_t>(2 * kIntermediate * kHidden), 0.05f, 1);
+    for (int layer = 0; layer < kLayers; ++layer) {
+      for (const Shape& shape : kShapes) {
+        const HostMatrix matrix{reinterpret_cast<const std::byte*>(values.data()), DType::kF32, shape.out, shape.in};
+        weights_.push_back(backend.make_linear({&matrix, 1}, dtype));
+        flop_per_row_ += 2.0 * static_cast<double>(shape.out * shape.in);
+        bytes_ += static_cast<double>(weights_.back()->size_bytes());
+      }
+    }
+  }
+  double flop_per_row() const { return flop_per_row_; }
+  double bytes() const { return bytes_; }
+  void run(const void* in, int64_t rows, void* out) const {
+    for (const auto& weights : weights_) backend_.linear(*weights, in, rows, out);
+  }
+
+ private:
+  Backend& backend_;
+  std::vector<std::unique_ptr<LinearWeights>> weights_;
+  double flop_per_row_ = 0, bytes_ = 0;
+};
+
+// oneDNN's seconds for the same shapes, rows and precision; weights of one layer, so that its caches may help it.
+double onednn_seconds(DType dtype, int64_t rows) {
+  constexpr int64_t kMost = 2 * kIntermediate * kHidden;
+  const std::vector<float> x(static_cast<size_t>(rows * kIntermediate), 0.1f), w(kMost, 0.1f);
+  const std::vector<uint8_t> x8(static_cast<size_t>(rows * kIntermediate), 3);
+  const std::vector<int8_t> w8(kMost, 2);
+  std::vector<float> y(static_cast<size_t>(rows * 2 * kIntermediate));
+  return kLayers * seconds_per_call([&] {
+           for (const Shape& shape : kShapes) {
+             if (dtype == DType::kI8) {
+               onednn_igemm(rows, shape.out, shape.in, x8.data(), w8.data(), reinterpret_cast<int32_t*>(y.data()));
+             } else {
+               onednn_sgemm(rows, shape.out, shape.in, x.data(), w.data(), y.data());
+             }
+           }
+         });
+}
+
+void bench_gemm(Backend& backend, nlohmann::json& results) {
+  fmt::print("\nlinear layers of 12 layers, 768 x 2304, 768, 3072, 1536 (one call each, weights out of cache)\n");
+  fmt::print("{:<6} {:>5} {:>12} {:>16} {:>14} {:>17}\n", "dtype", "rows", "ms", "GFLOP/s", "GB/s", "oneDNN time/ours");
+  const int64_t most = 512;
+  const std::vector<float> values = random_floats(static_cast<size_t>(most * kIntermediate), 1.0f, 2);
+  // Memory of the backend, as a model has it.
+  const auto in = backend.make_vector(values);
+  const auto out = backend.allocate(static_cast<size_t>(most * 2 * kIntermediate) * sizeof(float));
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI8}) {
+    const LayerStack stack(backend, dtype);
+    for (const int64_t rows : {1, 8, 64, 512}) {
+      // The peak of this moment: a shared machine changes from second to second.
+      const MachinePeak before = measure_peak(backend.num_threads());
+      const double seconds = seconds_per_call([&] { stack.run(in->data(), rows, out->data()); });
+      const bool peer = have_onednn() && (dtype == DType::kF32 || dtype == DType::kI8);
+      const double peer_seconds = peer ? onednn_seconds(dtype, rows) : 0;
+      const MachinePeak after = measure_peak(backend.num_threads());
+      const auto mean = [&](double MachinePeak::*field) { return (before.*field + after.*field) / 2; };
+      const double top =
+          dtype == DType::kI8 && before.int8_gops > 0 ? mean(&MachinePeak::int8_gops) : mean(&MachinePeak::fma_gflops);
+      const double gflops = stack.flop_per_row() * static_cast<double>(rows) / seconds / 1e9;
+      const double gbs = stack.bytes() / seconds / 1e9, read = mean(&MachinePeak::read_gbs);
+      fmt::print("{:<6} {:>5} {:>12.3f} {:>9.1f} ({:>3.0f} %) {:>7.1f} ({:>3.0f} %)", dtype_name(dtype), rows,
+                 1e3 * seconds, gflops, 100 * gflops / top, gbs, 100 * gbs / read);
+      if (peer) fmt::print(" {:>17.2f}", peer_seconds / seconds);
+      fmt::print("\n");
+      std::fflush(stdout);
+      results.push_back({{"what", "gemm"},
+                         {"onednn_to_ours", peer_seconds / seconds},
+                         {"dtype", dtype_name(dtype)},
+                         {"rows", rows},
+                         {"seconds", seconds},
+                         {"gflops", gflops},
+                         {"share_of_peak", gflops / top},
+                         {"gbs", gbs},
+                         {"share_of_read", gbs / read}});
+    }
+  }
+}
+
+// One layer with `keys` keys in its cache, all of them written.
+class AttentionBench {
+ public:
+  AttentionBench(Backend& backend, PositionEncoding encoding, bool ssmax, DType kv_dtype, int64_t keys)
+      : backend_(backend) {
+    AttentionSpec spec;
+    spec.num_heads = spec.num_kv_heads = kHeads;
+    spec.head_dim = kHeadDim;
+    spec.encoding = encoding;
+    spec.ssmax = ssmax;
+    if (ssmax) spec.seq_scale.assign(kHeads, 0.2f);
+    if (encoding == PositionEncoding::kBam) {
+      for (int h = 0; h < kHeads; ++h) spec.prior.push_back({.alpha = -0.5, .beta = -0.3 + 0.1 * h, .theta_mu = 0});
+    }
+    spec.reach.assign(kHeads, -1);
+    layer_ = backend.make_attention(spec);
+    AttentionLayer* const layers[] = {layer_.get()};
+    backend.reserve_positions(layers, keys + 1);
+    kv_.layout = make_kv_layout(kv_dtype, kHeadDim, kTileKeys);
+    stride_ = keys / kTileKeys + 1;
+    kv_.num_pages = stride_ * kHeads;
+    memory_ = backend.allocate(static_cast<size_t>(kv_.num_pages) * kv_.layout.page_bytes());
+    kv_.base = static_cast<std::byte*>(memory_->data());
+    table_.resize(static_cast<size_t>(kv_.num_pages));
+    std::iota(table_.begin(), table_.end(), 0);
+    qkv_ = random_floats(static_cast<size_t>(kChunk * 3 * kHidden), 1.0f, 3);
+    out_.resize(static_cast<size_t>(kChunk * kHidden));
+    counters_.resize(kHeads);
+    for (int64_t at = 0; at < keys; at += kChunk) {
+      const SequenceRows rows = sequence(at, std::min(kChunk, keys - at));
+      backend.write_kv(*layer_, kv_, {&rows, 1}, qkv_.data());
+    }
+  }
+  // The last `rows` rows of a context of `keys` tokens.
+  void run(int64_t keys, int64_t rows) {
+    const SequenceRows queries = sequence(keys - rows, rows);
+    backend_.attention(*layer_, kv_, {&queries, 1}, {}, qkv_.data(), {.certified = false}, out_.data(), counters_);
+  }
+  static constexpr int64_t kChunk = 512;
+
+ private:
+  SequenceRows sequence(int64_t start, int64_t rows) const { return {table_.data(), stride_, 0, rows, start}; }
+
+  Backend& backend_;
+  std::unique_ptr<AttentionLayer> layer_;
+  std::unique_ptr<DeviceBuffer> memory_;
+  KvCacheView kv_;
+  int64_t stride_ = 0;
+  std::vector<int32_t> table_;
+  std::vector<float> qkv_, out_;
+  std::vector<AttentionCounters> counters_;
+};
+
+void bench_attention(Backend& backend, nlohmann::json& results) {
+  fmt::print("\ndense attention of one layer (16 heads of 48): 4 * heads * head_dim FLOP per query and key\n");
+  fmt::print("{:<6} {:>7} {:>5} {:>17} {:>17} {:>10} {:>16}\n", "KV", "keys", "rows", "BAM + SSMax GF/s", "NoPE GF/s",
+             "time ratio", "BAM KV GB/s");
+  for (const DType kv : {DType::kF32, DType::kF16, DType::kI8, DType::kI4}) {
+    for (const int64_t keys : {int64_t{4096}, int64_t{32768}}) {
+      AttentionBench bam(backend, PositionEncoding::kBam, true, kv, keys),
+          nope(backend, PositionEncoding::kNope, false, kv, keys);
+      for (const int64_t rows : {AttentionBench::kChunk, int64_t{1}}) {
+        const double pairs =
+            static_cast<double>(rows) * static_cast<double>(keys) - 0.5 * static_cast<double>(rows * (rows - 1));
+        const double gflop = 4.0 * kHidden * pairs / 1e9;
+        std::vector<double> ratios, times;
+        const MachinePeak peak = measure_peak(backend.num_threads());
+        for (int i = 0; i < 5; ++i) {  // alternating, so that both see the same machine
+          const double a = seconds_per_call([&] { bam.run(keys, rows); }, 1),
+                       b = seconds_per_call([&] { nope.run(keys, rows); }, 1);
+          ratios.push_back(a / b);
+          times.push_back(a);
+        }
+        const double seconds = median(times), ratio = median(ratios);
+        const double bytes = static_cast<double>(make_kv_layout(kv, kHeadDim, kTileKeys).tile_bytes) *
+                             static_cast<double>(keys) / kTileKeys * kHeads;
+        fmt::print("{:<6} {:>7} {:>5} {:>10.1f} ({:>3.0f} %) {:>10.1f} ({:>3.0f} %) {:>10.3f}", dtype_name(kv), keys,
+                   rows, gflop / seconds, 100 * gflop / seconds / peak.fma_gflops, gflop / seconds * ratio,
+                   100 * gflop / seconds * ratio / peak.fma_gflops, ratio);
+        if (rows == 1)
+          fmt::print(" {:>9.1f} ({:>3.0f} %)", bytes / seconds / 1e9, 100 * bytes / seconds / 1e9 / peak.read_gbs);
+        fmt::print("\n");
+        std::fflush(stdout);
+        results.push_back({{"what", "attention"},
+                           {"kv_dtype", dtype_name(kv)},
+                           {"keys", keys},
+                           {"rows", rows},
+                           {"gflops", gflop / seconds},
+                           {"share_of_peak", gflop / seconds / peak.fma_gflops},
+                           {"bam_to_nope", ratio}});
+      }
+    }
+  }
+}
+
+void bench_sampling(nlohmann::json& results) {
+  constexpr int kRows = 64;
+  fmt::print("\nsampling {} rows of {} logits, one thread\n", kRows, kVocab);
+  const std::vector<float> logits = random_floats(static_cast<size_t>(kRows * kVocab), 3.0f, 4);
+  const std::pair<const char*, SamplingParams> cases[] = {
+      {"greedy", {.temperature = 0}},
+      {"temperature 1", {.temperature = 1}},
+      {"top-k 40, top-p 0.95", {.temperature = 0.8f, .top_p = 0.95f, .top_k = 40}},
+      {"top-p 0.9, min-p 0.05", {.temperature = 1, .top_p = 0.9f, .min_p = 0.05f}},
+      {"greedy, 5 logprobs", {.temperature = 0, .num_logprobs = 5}},
+  };
+  Sampler sampler(kVocab, {2});
+  for (const auto& [name, params] : cases) {
+    SamplerState state(params, 7, 0, kVocab, {}, nullptr);
+    const double seconds = seconds_per_call([&] {
+      for (int r = 0; r < kRows; ++r)
+        sampler.sample(std::span(logits).subspan(static_cast<size_t>(r * kVocab), kVocab), state);
+    });
+    fmt::print("{:<24} {:>8.3f} ms  {:>7.1f} us per row\n", name, 1e3 * seconds, 1e6 * seconds / kRows);
+    results.push_back({{"what", "sampling"}, {"params", name}, {"seconds", seconds}, {"rows", kRows}});
+  }
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Kernels of the 120M shape beside the machine's limits");
+  std::vector<std::string> only = {"gemm", "attention", "sampling"};
+  std::string out, isa = "auto";
+  int threads = 0;
+  app.add_option("--only", only, "parts")->delimiter(',');
+  app.add_option("--isa", isa, "auto, portable, avx2, avx512, avx512vnni");
+  app.add_option("--threads", threads, "0: all cores");
+  app.add_option("--out", out, "JSON file");
+  CLI11_PARSE(app, argc, argv);
+  const std::unique_ptr<Backend> backend = make_cpu_backend({threads, isa});
+  const MachinePeak peak = measure_peak(backend->num_threads());
+  fmt::print("{}, {} threads: FMA {:.0f} GFLOP/s, VNNI {:.0f} GOP/s, DRAM read {:.1f} GB/s\n", cpu_name(), peak.threads,
+             peak.fma_gflops, peak.int8_gops, peak.read_gbs);
+  nlohmann::json results = nlohmann::json::array();
+  const auto wanted = [&](const char* part) { return std::ranges::find(only, part) != only.end(); };
+  if (wanted("gemm")) bench_gemm(*backend, results);
+  if (wanted("attention")) bench_attention(*backend, results);
+  if (wanted("sampling")) bench_sampling(results);
+  if (!out.empty()) {
+    std::ofstream(out)
+        << nlohmann::json{{"cpu", cpu_name()},           {"threads", peak.threads},   {"fma_gflops", peak.fma_gflops},
+                          {"int8_gops", peak.int8_gops}, {"read_gbs", peak.read_gbs}, {"results", results}}
+               .dump(1)
+        << "\n";
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace bam::bench
+
+int main(int argc, char** argv) {
+  try {
+    return bam::bench::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "bench_kernels: %s\n", error.what());
+    return 1;
+  }
+}
