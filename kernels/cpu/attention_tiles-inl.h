@@ -48,10 +48,27 @@ struct I4Source {
     uint64_t packed;
     std::memcpy(&packed, at, sizeof packed);
     constexpr uint64_t kMask = 0x0f0f0f0f0f0f0f0full;
+#if HWY_TARGET <= HWY_AVX2
+    // In registers: a load of what two narrower stores have just written would wait for them.
+    const hn::Full128<uint64_t> d64;
+    const auto low = hn::Set(d64, packed);
+    const auto both = hn::And(hn::ConcatUpperLower(d64, hn::ShiftRight<4>(low), low), hn::Set(d64, kMask));
+    const auto codes = hn::BitCast(hn::Full128<int8_t>(), both);
+    F32x16 r;
+#if HWY_TARGET <= HWY_AVX3
+    r.part[0] = hn::ConvertTo(FloatTag(), hn::PromoteTo(IntTag(), codes));
+#else
+    const hn::Full64<int8_t> half;
+    r.part[0] = hn::ConvertTo(FloatTag(), hn::PromoteTo(IntTag(), hn::LowerHalf(half, codes)));
+    r.part[1] = hn::ConvertTo(FloatTag(), hn::PromoteTo(IntTag(), hn::UpperHalf(half, codes)));
+#endif
+    return r;
+#else
     const uint64_t halves[2] = {packed & kMask, (packed >> 4) & kMask};
     int8_t codes[16];
     std::memcpy(codes, halves, sizeof codes);
     return LoadI8(codes);
+#endif
   }
 };
 
