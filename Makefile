@@ -36,7 +36,7 @@ test: ## set up, build, run all tests (TEST_JOBS=N, ARGS="-R name")
 	@$(STEP) 'build' scripts/build.sh release
 	@$(STEP) 'fuzzing' scripts/fuzz.sh $(FUZZ_SECONDS)
 	@echo '==> tests' >&2
-	@ctest --test-dir build -j $(TEST_JOBS) --output-on-failure --no-tests=error --repeat until-pass:2 -LE soak $(ARGS)
+	@ctest --test-dir build -j $(TEST_JOBS) --output-on-failure --no-tests=error -LE soak $(ARGS)
 
 soak: build ## the long tests: hours of load, 500K and 1M tokens
 	@$(STEP) 'soak tests' ctest --test-dir build --output-on-failure --no-tests=error -L soak $(ARGS)
