@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Benchmarks of this machine: kernels, prefill, decode, streams, long prompts. Results go to bench/results/ as JSON.
+# Benchmarks of this machine: kernels, prefill, decode, streams, long prompts. Results go to bench/results/.
 #   bench/run.sh [--quick]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,6 +16,9 @@ if [[ ! -f $shape120/model.safetensors ]]; then
   "$python" tools/make_random_checkpoint.py --size 120m --dtype bf16 --overwrite "$shape120"
 fi
 
+echo "==> kernels of the 120M shape beside the machine's limits"
+build/bench_kernels --out "$results/kernels.json"
+
 for dtype in f32 bf16 int8; do
   echo "==> 120M shape, $dtype weights: prefill, decode, streams"
   build/bench_model --model "$shape120" --dtype "$dtype" --prefill 512,4096 --decode 0,4096 --streams 1,16,64 \
@@ -31,14 +34,18 @@ for model in "$shape120" "$nope"; do
     --out "$results/dense-$(basename "$model").json"
 done
 
-lengths=8192,32768,131072,500000
-dense=8192,32768
-if [[ $quick == 1 ]]; then lengths=8192,32768; dense=8192; fi
-echo "==> demo model: long prompts, certified"
-build/bench_model --model checkpoints/demo --prefill "$lengths" --decode 0 --streams 1 --out "$results/demo-certified.json"
-echo "==> demo model: long prompts, dense"
-build/bench_model --model checkpoints/demo --attention dense --prefill "$dense" --decode 0 --streams 1 \
-  --out "$results/demo-dense.json"
+lengths=(8192 32768 131072 500000)
+dense=(8192 32768 131072)
+if [[ $quick == 1 ]]; then lengths=(8192 32768); dense=(8192); fi
+echo "==> demo model: long prompts, certified and dense"
+for n in "${lengths[@]}"; do
+  build/bam inspect --model demo --measure "$n" | tail -n 5 | tee "$results/demo-certified-$n.txt"
+done
+for n in "${dense[@]}"; do
+  build/bam inspect --model demo --attention dense --measure "$n" | tail -n 5 | tee "$results/demo-dense-$n.txt"
+done
+echo "==> short streams beside a prompt of 100,000 tokens"
+build/bench_engine_gaps checkpoints/demo 100000 50 8 | tee "$results/engine-gaps.txt"
 for kv in f32 int8 int4; do
   echo "==> demo model: KV $kv"
   build/bench_model --model checkpoints/demo --kv-dtype "$kv" --prefill 32768 --decode 32768 --streams 1 \
