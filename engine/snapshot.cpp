@@ -3,11 +3,13 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <random>
 
 #include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <random>
 #include <utility>
 
 #include <fmt/format.h>
@@ -167,7 +169,8 @@ Result<std::string> SnapshotStore::save(const std::string& name, const std::vect
   header.index_checksum = index_checksum(index);
   header.header_checksum = hash_bytes(header_bytes(header), kHeaderSeed);
 
-  const std::filesystem::path temporary = path->string() + fmt::format(".tmp-{}", ::getpid());
+  // Replicas in containers all have process id 1 and may share the folder.
+  const std::filesystem::path temporary = path->string() + fmt::format(".tmp-{:08x}", std::random_device()());
   File file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   if (!file.ok()) return system_error("creating the file", *path);
   bool written = file.write_all(&header, sizeof(header)) && file.write_all(salt.data(), salt.size()) &&

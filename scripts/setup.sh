@@ -21,6 +21,7 @@ into a cache that later checkouts reuse. With no GROUP: what building and servin
   --fuzz          also clang with its sanitizers and libFuzzer
   --lint          also clang-format, clang-tidy, shellcheck
   --browser       also chromium, for the tests of the built-in page
+  --docker        also buildah and podman, for `make docker-test`
   --all           all groups
   --print-prefix  print the prefix of the Drogon in use (for CMAKE_PREFIX_PATH) and exit; status 1 if there is none
   --list          print the packages of the chosen groups and exit
@@ -38,7 +39,11 @@ for arg in "$@"; do
     --fuzz) packages+=("${PACKAGES_FUZZ[@]}") ;;
     --lint) packages+=("${PACKAGES_LINT[@]}") ;;
     --browser) packages+=("${PACKAGES_BROWSER[@]}") ;;
-    --all) packages+=("${PACKAGES_TESTS[@]}" "${PACKAGES_FUZZ[@]}" "${PACKAGES_LINT[@]}" "${PACKAGES_BROWSER[@]}") ;;
+    --docker) packages+=("${PACKAGES_DOCKER[@]}") ;;
+    --all)
+      packages+=("${PACKAGES_TESTS[@]}" "${PACKAGES_FUZZ[@]}" "${PACKAGES_LINT[@]}" "${PACKAGES_BROWSER[@]}"
+                 "${PACKAGES_DOCKER[@]}")
+      ;;
     --print-prefix) find_drogon; exit $? ;;
     --list) list=1 ;;
     -h | --help) usage; exit 0 ;;

