@@ -30,9 +30,9 @@ figure h3{font-size:15px;margin:0 0 10px;font-weight:600}
 figure svg{display:block;width:100%;height:auto;max-height:640px;min-width:min(100%,440px)}
 figcaption{color:var(--muted);font-size:13px;margin-top:8px}
 .scroll{overflow-x:auto;background:var(--card);border:1px solid var(--line);border-radius:10px;margin:0 0 16px}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:14px}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:13.5px}
 caption{text-align:left;color:var(--muted);font-size:13px;padding:10px 14px 4px}
-th,td{padding:6px 14px;text-align:right;white-space:nowrap;border-top:1px solid var(--line)}
+th,td{padding:6px 10px;text-align:right;white-space:nowrap;border-top:1px solid var(--line)}
 thead th{color:var(--muted);font-weight:600;border-top:0}
 th:first-child,td:first-child{text-align:left}
 td:first-child{max-width:46ch;overflow:hidden;text-overflow:ellipsis}

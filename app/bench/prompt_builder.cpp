@@ -32,18 +32,28 @@ int64_t PromptParts::fixed_tokens() const {
 
 namespace {
 
-// Start of every unit in the filler, then the end: 0, cut, cut + n1, …, filler.
-std::vector<int64_t> unit_boundaries(const std::vector<TokenIds>& units, int64_t filler, int64_t* cut_tokens) {
+// The filler: units in order, as many as needed, the first `cut` tokens left out.
+struct FillerPlan {
+  std::vector<int64_t> boundaries{0};  // start of every unit, then the end: 0, n0 - cut, n0 + n1 - cut, …, filler
+  std::vector<int64_t> skipped;        // per unit: tokens left out, which may be all of a short one
+};
+
+FillerPlan plan_filler(const std::vector<TokenIds>& units, int64_t filler) {
+  FillerPlan plan;
   std::vector<int64_t> ends;
   int64_t total = 0;
   for (size_t i = 0; total < filler; i = (i + 1) % units.size()) {
     total += static_cast<int64_t>(units[i].size());
     ends.push_back(total);
   }
-  *cut_tokens = total - filler;
-  std::vector<int64_t> boundaries{0};
-  for (const int64_t end : ends) boundaries.push_back(end - *cut_tokens);
-  return boundaries;
+  const int64_t cut = total - filler;
+  int64_t start = 0;
+  for (const int64_t end : ends) {
+    plan.skipped.push_back(std::clamp<int64_t>(cut - start, 0, end - start));
+    plan.boundaries.push_back(std::max<int64_t>(end - cut, 0));
+    start = end;
+  }
+  return plan;
 }
 
 size_t nearest_boundary(const std::vector<int64_t>& boundaries, double target) {
@@ -65,14 +75,13 @@ AssembledPrompt assemble_prompt(const PromptParts& parts, const std::vector<Toke
   }
   const bool any_unit = std::any_of(units.begin(), units.end(), [](auto& u) { return !u.empty(); });
   if (!any_unit && filler > 0) throw Error("the filler text is empty");
-  int64_t cut = 0;
-  const std::vector<int64_t> boundaries = filler > 0 ? unit_boundaries(units, filler, &cut) : std::vector<int64_t>{0};
+  const FillerPlan plan = plan_filler(units, filler);
 
   // (boundary, insert) in prompt order; inserts at one boundary keep their given order.
   std::vector<std::pair<size_t, size_t>> order;
   for (size_t i = 0; i < parts.inserts.size(); ++i) {
     const double target = std::clamp(parts.inserts[i].depth, 0.0, 1.0) * static_cast<double>(filler);
-    order.emplace_back(nearest_boundary(boundaries, target), i);
+    order.emplace_back(nearest_boundary(plan.boundaries, target), i);
   }
   std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
 
@@ -84,13 +93,13 @@ AssembledPrompt assemble_prompt(const PromptParts& parts, const std::vector<Toke
   };
   append(parts.head);
   size_t next = 0;
-  for (size_t b = 0; b < boundaries.size(); ++b) {
+  for (size_t b = 0; b < plan.boundaries.size(); ++b) {
     for (; next < order.size() && order[next].first == b; ++next) {
       const size_t which = order[next].second;
       prompt.insert_at[which] = static_cast<int64_t>(prompt.ids.size());
       append(parts.inserts[which].ids);
     }
-    if (b + 1 < boundaries.size()) append(units[b % units.size()], b == 0 ? cut : 0);
+    if (b < plan.skipped.size()) append(units[b % units.size()], plan.skipped[b]);
   }
   append(parts.tail);
   return prompt;

@@ -32,7 +32,7 @@ class PieceEncoder {
 //                                   ^ a unit boundary, the nearest to depth * filler tokens
 //
 // Units (a filler paragraph, a sentence of a text) are repeated in order as often as needed. The exact total length is
-// reached by leaving out the first tokens of the first unit: what precedes an insert or the question stays whole.
+// reached by leaving out the first tokens of the filler: what precedes an insert or the question stays whole.
 struct Insert {
   TokenIds ids;
   double depth = 0;  // 0: before all filler, 1: after it

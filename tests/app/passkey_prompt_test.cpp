@@ -139,6 +139,28 @@ TEST(AssemblePrompt, InsertsKeepOrderAndCutIsAtTheStart) {
   EXPECT_THROW(assemble_prompt(parts, {}, 10), Error);
 }
 
+TEST(AssemblePrompt, ShortUnitsBeforeALongOne) {
+  // The cut is larger than the first units: they go whole, the next one in part.
+  const std::vector<TokenIds> units = {{1}, {2, 3}, {4, 5, 6, 7, 8, 9}};
+  for (int64_t filler = 0; filler <= 40; ++filler) {
+    for (const double depth : {0.0, 0.3, 1.0}) {
+      PromptParts parts;
+      parts.head = {100};
+      parts.inserts = {{{200}, depth}};
+      parts.tail = {300};
+      const AssembledPrompt prompt = assemble_prompt(parts, units, 3 + filler);
+      ASSERT_EQ(prompt.ids.size(), static_cast<size_t>(3 + filler));
+      ASSERT_EQ(prompt.ids[static_cast<size_t>(prompt.insert_at[0])], 200);
+      EXPECT_LE(std::abs(static_cast<double>(prompt.insert_at[0] - 1) - depth * static_cast<double>(filler)), 3.0);
+      // Without head, insert and tail the units follow each other, up to the end of one.
+      TokenIds rest(prompt.ids.begin() + 1, prompt.ids.end() - 1);
+      rest.erase(rest.begin() + prompt.insert_at[0] - 1);
+      for (size_t i = 1; i < rest.size(); ++i) EXPECT_EQ(rest[i], rest[i - 1] % 9 + 1);
+      if (filler > 0) EXPECT_TRUE(rest.back() == 1 || rest.back() == 3 || rest.back() == 9);
+    }
+  }
+}
+
 TEST(SplitSentences, Boundaries) {
   EXPECT_EQ(split_sentences(kText),
             (std::vector<std::string>{"It was a bright cold day in spring.", "The clocks were striking noon!",

@@ -52,12 +52,12 @@ class FakeServer:
         found = re.search(r"The pass key is (\d+)", squeezed)
         if found:
             return [" "] + list(found.group(1))
-        asked = re.search(r"for ([a-z][a-z -]*?) mentioned in the text \?", squeezed)
+        asked = re.search(r"for ([a-z0-9][a-z0-9 ,-]*?) mentioned in the text \?", squeezed)
         if asked:
             values = []
-            for key in re.split(r" , | and ", asked.group(1)):
-                values += re.findall(r"special magic \w+ for %s is : (\d+)" % re.escape(key), squeezed)
-            return [c for v in values for c in " " + v]
+            for key in re.split(r" , and | , | and ", asked.group(1)):
+                values += re.findall(r"special magic \w+ for %s is : ([0-9a-f -]+?) \." % re.escape(key), squeezed)
+            return [c for v in values for c in " " + v.replace(" ", "")]
         return []
 
     # --- HTTP ------------------------------------------------------------------------------------------------------

@@ -58,8 +58,8 @@ class Oracle:
             out[:, h] = weights / weights.sum(-1, keepdims=True) @ v[:, h]
         return out.reshape(rows, heads * dim) @ get("wo.weight").T
 
-    def logprobs(self, tokens):
-        """log p of tokens[i] given tokens[:i], for i >= 1."""
+    def distributions(self, tokens):
+        """Row i: log p of every token after tokens[:i + 1]."""
         w = self.weights
         x = w["tok_embeddings.weight"][tokens]
         for layer in range(self.config["num_hidden_layers"]):
@@ -71,5 +71,9 @@ class Oracle:
         head = w["tok_embeddings.weight"] if self.config.get("tie_word_embeddings") else w["output.weight"]
         logits = self.norm(x, w["norm.weight"]) @ head.T
         logits -= logits.max(-1, keepdims=True)
-        logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
-        return [logits[i - 1, tokens[i]] for i in range(1, len(tokens))]
+        return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+    def logprobs(self, tokens):
+        """log p of tokens[i] given tokens[:i], for i >= 1."""
+        rows = self.distributions(tokens)
+        return [rows[i - 1, tokens[i]] for i in range(1, len(tokens))]

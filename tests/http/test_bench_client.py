@@ -3,6 +3,7 @@ import argparse
 import asyncio
 import json
 import os
+import resource
 import signal
 import statistics
 import sys
@@ -26,6 +27,15 @@ def check(condition, message):
 def close(name, measured, truth, tolerance=TOLERANCE):
     check(abs(measured - truth) <= tolerance * abs(truth),
           f"{name}: measured {measured:.3f}, the truth is {truth:.3f} (off by {abs(measured / truth - 1):.1%})")
+
+
+async def until(condition, process, timeout=60):
+    """Waits for something that `process` brings about."""
+    deadline = asyncio.get_running_loop().time() + timeout
+    while not condition():
+        check(process.returncode is None, f"it ended early with {process.returncode}")
+        check(asyncio.get_running_loop().time() < deadline, "it did not happen in time")
+        await asyncio.sleep(0.02)
 
 
 class Bam:
@@ -138,9 +148,11 @@ async def test_servers_without_usage_and_chat(bam):
 
 async def test_many_connections_at_once(bam):
     server = await FakeServer(first_token_ms=1500, token_ms=1).start()
-    result, _ = await bam.bench(server, "--request-rate", "inf", "-n", 400, "--input-len", 4, "--output-len", 2)
-    check(result["completed"] == 400, f"completed {result['completed']}: {result['errors']}")
-    check(result["client"]["max_in_flight"] == 400 and server.max_open >= 390, f"{server.max_open} connections open")
+    count = min(3000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100)
+    server.first_token_ms = 20000  # nothing is answered before everything has arrived
+    result, _ = await bam.bench(server, "--request-rate", "inf", "-n", count, "--input-len", 4, "--output-len", 2)
+    check(result["completed"] == count, f"completed {result['completed']}: {result['errors']}")
+    check(result["client"]["max_in_flight"] == count and server.max_open >= count, f"{server.max_open} connections open")
     await server.stop()
 
 
@@ -198,22 +210,20 @@ async def test_passkey_accuracy_and_exact_lengths(bam):
 
 async def test_passkey_resumes_after_a_kill(bam):
     server = await FakeServer(first_token_ms=60, token_ms=1).start()
-    args = ["passkey", "--url", server.url, "--lengths", "300,400", "--depths", 10, "--out", bam.path("k.jsonl")]
-    process = await bam.start(*args)
-    while server.completions < 5:
-        await asyncio.sleep(0.02)
+    args = ["passkey", "--url", server.url, "--depths", 10, "--out", bam.path("k.jsonl"), "--lengths"]
+    process = await bam.start(*args, "300,400")
+    await until(lambda: server.completions >= 5, process)
     process.send_signal(signal.SIGKILL)
     await process.wait()
     answered = sum(1 for _ in open(bam.path("k.jsonl"))) - 1
     check(0 < answered < 20, f"{answered} answers before the kill")
     server.completions = 0
-    out, err = await bam.run(*args)
+    out, err = await bam.run(*args, "300,400")
     check(server.completions == 20 - answered, f"{server.completions} asked, {answered} were known")
     check("accuracy 100 %" in out and f"{answered} answers already" in err, out + err)
     # Ctrl-C ends cleanly and says how to go on.
-    process = await bam.start(*args, "--lengths", "300,400,500")
-    while server.completions < 23 - answered:
-        await asyncio.sleep(0.02)
+    process = await bam.start(*args, "300,400,500")
+    await until(lambda: server.completions >= 23 - answered, process)
     process.send_signal(signal.SIGINT)
     out, err = await process.communicate()
     check(process.returncode == 1 and b"continues" in err, f"{process.returncode} {err}")
@@ -243,8 +253,9 @@ async def test_needle_tasks(bam):
     server = await FakeServer(first_token_ms=5, token_ms=0).start()
     with open(bam.path("book.txt"), "w") as file:
         file.write("It was a cold day. The clock struck noon and nobody cared! Who would? Then it rained.\n" * 20)
-    for task in ("niah_single_1", "niah_single_2", "niah_multikey", "niah_multikey_2", "niah_multivalue", "niah_multiquery"):
-        args = ["--filler-file", bam.path("book.txt")] if task not in ("niah_single_1", "niah_multikey_2") else []
+    for task in ("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3",
+                 "niah_multivalue", "niah_multiquery"):
+        args = ["--filler-file", bam.path("book.txt")] if task not in ("niah_single_1", "niah_multikey_2", "niah_multikey_3") else []
         out, _ = await bam.run("passkey", "--url", server.url, "--task", task, "--lengths", 900, "--depths", 3,
                                "--require-accuracy", 1, *args)
     await bam.run("passkey", "--url", server.url, "--distractors", 3, "--filler-file", bam.path("book.txt"), "--lengths",
@@ -287,6 +298,8 @@ async def main():
     parser.add_argument("--bam", required=True)
     parser.add_argument("--only", default="", help="run the tests whose name contains this")
     args = parser.parse_args()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
     failed = 0
     tests = [(name, test) for name, test in globals().items() if name.startswith("test_") and args.only in name]
     for name, test in tests:

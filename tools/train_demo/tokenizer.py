@@ -5,6 +5,7 @@
 The settings are those of the Mistral/Llama family (identity normalisation, dummy prefix, byte
 fallback, every digit its own token) with a vocabulary of 1024, so a server needs no special case.
 """
+import io
 import pathlib
 import random
 import sys
@@ -21,9 +22,10 @@ def train(workdir: pathlib.Path, prompts: list[str]) -> None:
     """prompts: sentences of the synthetic tasks, added so that their words get whole pieces."""
     lines = (workdir / "train.txt").read_text().splitlines()
     sample = random.Random(0).sample(lines, min(len(lines), 12000)) + prompts * 60
+    model = io.BytesIO()  # a file name would be written into the model
     spm.SentencePieceTrainer.train(
         sentence_iterator=iter(sample),
-        model_prefix=str(workdir / "tokenizer"),
+        model_writer=model,
         model_type="bpe",
         vocab_size=VOCAB_SIZE,
         user_defined_symbols=[USER, ASSISTANT],
@@ -41,6 +43,7 @@ def train(workdir: pathlib.Path, prompts: list[str]) -> None:
         num_threads=1,
         minloglevel=2,
     )
+    (workdir / "tokenizer.model").write_bytes(model.getvalue())
 
 
 def encode_corpus(workdir: pathlib.Path) -> None:

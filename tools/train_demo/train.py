@@ -237,10 +237,13 @@ class Run:
                 eta = (self.steps - self.step) * self.seconds / self.step / 60
                 self.log(f"step {self.step} {line}  {self.seconds:.0f} s, ETA {eta:.1f} min")
                 self.save()
-            if self.step % self.args.eval_every == 0 or self.step == self.steps:
+            if self.step % self.args.eval_every == 0 and self.step < self.steps:
                 self.log(self.validate() + "\n" + self.heads())
-            if self.step % self.args.export_every == 0 or self.step == self.steps:
+            if self.step % self.args.export_every == 0 and self.step < self.steps:
                 export.write_checkpoint(self.model, self.args.work, self.out)
+        # Also for a run that was stopped after its last save.
+        export.write_checkpoint(self.model, self.args.work, self.out)
+        self.log(self.validate() + "\n" + self.heads())
         self.log(f"{self.name}: done in {self.seconds / 60:.1f} min")
 
 

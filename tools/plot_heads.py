@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""Draws the learned priors of a checkpoint, theta_alpha against theta_beta, one point per head, as SVG.
+
+    bam inspect --model demo --json | tools/plot_heads.py > heads.svg
+
+Standard library only. Colour and shape tell the head's class, the label its layer and number.
+"""
+import html
+import json
+import sys
+
+WIDTH, HEIGHT = 720, 460
+LEFT, RIGHT, TOP, BOTTOM = 64, 700, 70, 400
+CLASSES = {  # name: (light, dark, marker, what it looks at)
+    "local": ("#0072b2", "#56b4e9", "circle", "local (\u03b8\u03b2 \u2265 1)"),
+    "heavy_tail": ("#008a64", "#3ad0a0", "square", "heavy-tailed (0 < \u03b8\u03b2 < 1)"),
+    "uniform": ("#5f5f5f", "#b8b8b8", "triangle", "flat (\u03b8\u03b2 \u2248 0)"),
+    "retrieval": ("#d55e00", "#ff8f4d", "diamond", "retrieval (\u03b8\u03b2 < 0)"),
+}
+
+
+def style() -> str:
+    light = "".join(f".{name}{{fill:{c[0]}}}" for name, c in CLASSES.items())
+    dark = "".join(f".{name}{{fill:{c[1]}}}" for name, c in CLASSES.items())
+    return (
+        ".t{fill:#1c1f24}.m{fill:#5d6570}.bg{fill:#fff}.g{stroke:#e3e6ea}.x{stroke:#9aa2ad}" + light +
+        "@media (prefers-color-scheme:dark){.t{fill:#e8eaed}.m{fill:#a2abb6}.bg{fill:#15181c}.g{stroke:#2c3138}"
+        ".x{stroke:#636b76}" + dark + "}text{font-family:system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}"
+    )
+
+
+class Axis:
+    """Maps values, with a tenth of their span to spare at either end, to pixels; ticks are multiples of a round step."""
+
+    def __init__(self, values: list[float], begin: float, end: float):
+        low, high = min(values), max(values)
+        spare = 0.1 * (high - low) or 0.5
+        self.low, self.high, self.begin, self.end = low - spare, high + spare, begin, end
+        step = next((s for s in (0.25, 0.5, 1, 2, 5) if (self.high - self.low) / s <= 9), 10)
+        first = int(self.low // step) + 1
+        self.ticks = [i * step for i in range(first, int(self.high // step) + 1)]
+
+    def __call__(self, value: float) -> float:
+        return round(self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin), 1)
+
+
+def number(value: float) -> str:
+    return f"{value:g}".replace("-", "\u2212")
+
+
+def text(x, y, words, cls="m", anchor="middle", size=12, extra="") -> str:
+    return f'<text x="{x}" y="{y}" class="{cls}" text-anchor="{anchor}" font-size="{size}" {extra}>{html.escape(words)}</text>'
+
+
+def line(x1, y1, x2, y2, cls, extra="") -> str:
+    return f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" class="{cls}" {extra}/>'
+
+
+def marker(x, y, name, tip="") -> str:
+    title = f"<title>{html.escape(tip)}</title>"
+    shape = CLASSES[name][2]
+    if shape == "circle":
+        return f'<circle cx="{x}" cy="{y}" r="5.5" class="{name}">{title}</circle>'
+    corners = {
+        "square": [(-5, -5), (5, -5), (5, 5), (-5, 5)],
+        "triangle": [(0, -6), (6, 5), (-6, 5)],
+        "diamond": [(0, -7), (7, 0), (0, 7), (-7, 0)],
+    }[shape]
+    points = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners)
+    return f'<polygon points="{points}" class="{name}">{title}</polygon>'
+
+
+class Labels:
+    """Puts each label beside its point, on the side where points and earlier labels leave most room."""
+
+    SIDES = ((9, 4, "start"), (-9, 4, "end"), (0, -9, "middle"), (0, 17, "middle"))
+
+    def __init__(self, points: list[tuple[float, float]]):
+        self.taken = [(px - 6, py - 6, px + 6, py + 6) for px, py in points]
+
+    def place(self, x: float, y: float, words: str) -> str:
+        def box(side):
+            dx, dy, anchor = side
+            width = 6.2 * len(words)
+            left = x + dx - {"start": 0, "end": width, "middle": width / 2}[anchor]
+            return left, y + dy - 9, left + width, y + dy + 1
+
+        def overlap(side):
+            l, t, r, b = box(side)
+            return sum(max(0, min(r, c) - max(l, a)) * max(0, min(b, d) - max(t, e)) for a, e, c, d in self.taken)
+
+        best = min(self.SIDES, key=overlap)
+        self.taken.append(box(best))
+        return text(round(x + best[0], 1), round(y + best[1], 1), words, "m", best[2], 10.5)
+
+
+def draw(report: dict) -> str:
+    heads = report["prior"]
+    x = Axis([h["alpha"] for h in heads], LEFT, RIGHT)
+    y = Axis([h["beta"] for h in heads] + [0.0, 1.0], BOTTOM, TOP)
+    name = report["checkpoint"].rstrip("/").rsplit("/", 1)[-1]
+    title = f"Learned priors of {name}: B(d) = \u2212exp(\u03b8\u03b1) \u00b7 d^\u03b8\u03b2"
+    out = [text(16, 26, title, "t", "start", 15, 'font-weight="600"')]
+    for value in x.ticks:
+        out += [line(x(value), TOP, x(value), BOTTOM, "g"), text(x(value), BOTTOM + 18, number(value))]
+    for value in y.ticks:
+        out += [line(LEFT, y(value), RIGHT, y(value), "g"), text(LEFT - 8, y(value) + 4, number(value), anchor="end")]
+    for value in (0, 1):  # where the classes meet
+        out.append(line(LEFT, y(value), RIGHT, y(value), "x", 'stroke-dasharray="4 4"'))
+    out.append(text((LEFT + RIGHT) / 2, BOTTOM + 42, "\u03b8\u03b1 (log scale of the prior)", "t"))
+    middle = (TOP + BOTTOM) / 2
+    out.append(text(18, middle, "\u03b8\u03b2 (exponent)", "t", extra=f'transform="rotate(-90 18 {middle})"'))
+    points = [(x(h["alpha"]), y(h["beta"])) for h in heads]
+    labels = Labels(points)
+    for head, (px, py) in zip(heads, points):
+        tip = (
+            f"layer {head['layer']} head {head['head']}: \u03b8\u03b1 {head['alpha']:.2f}, "
+            f"\u03b8\u03b2 {head['beta']:.2f}, s {head['seq_scale']:.3f}"
+        )
+        out.append(marker(px, py, head["class"], tip))
+        out.append(labels.place(px, py, f"{head['layer']}.{head['head']}"))
+    at = LEFT
+    for cls in (c for c in CLASSES if any(h["class"] == c for h in heads)):
+        words = f"{sum(h['class'] == cls for h in heads)} {CLASSES[cls][3]}"
+        out += [marker(at + 6, 50, cls), text(at + 18, 54, words, "t", "start")]
+        at += 40 + 7 * len(words)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" '
+        f'aria-label="learned priors"><style>{style()}</style><rect class="bg" width="{WIDTH}" height="{HEIGHT}"/>'
+        + "".join(out) + "</svg>\n"
+    )
+
+
+if __name__ == "__main__":
+    report = json.load(sys.stdin)
+    if report["position_encoding"] != "bam":
+        sys.exit(f"plot_heads.py: {report['checkpoint']} has no priors: its position encoding is {report['position_encoding']}")
+    sys.stdout.write(draw(report))
