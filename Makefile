@@ -11,7 +11,7 @@ STEP := scripts/timed.sh
 SOURCES = $(shell git ls-files -co --exclude-standard -- '*.h' '*.cpp' '*.cu' '*.cuh')
 SHELL_SCRIPTS = $(shell git ls-files -co --exclude-standard -- '*.sh' .ci/run)
 
-.PHONY: help setup build serve test bench soak fuzz format lint docker-test cuda asan tsan debug clean
+.PHONY: help setup build serve test web-test bench soak fuzz format lint docker-test cuda asan tsan debug clean
 
 help: ## this list
 	@echo 'bam: inference server for BAM language models'
@@ -43,6 +43,10 @@ soak: build ## the long tests: hours of load, 500K and 1M tokens
 
 bench: build ## benchmarks: kernels, prefill, decode, streams; writes bench/results/
 	@$(STEP) 'benchmarks' bench/run.sh $(ARGS)
+
+web-test: build ## the page in a headless browser (installs chromium)
+	@scripts/setup.sh --tests --browser
+	@$(STEP) 'browser tests' ctest --test-dir build --output-on-failure --no-tests=error -R 'http.test_web' $(ARGS)
 
 fuzz: ## run every fuzzer under ASan and UBSan (FUZZ_SECONDS=60)
 	@scripts/setup.sh --fuzz

@@ -10,5 +10,7 @@ int run_inspect(int argc, char** argv);
 int run_bench(int argc, char** argv);
 int run_passkey(int argc, char** argv);
 int run_eval(int argc, char** argv);
+int run_probe(int argc, char** argv);
+int run_selftest(int argc, char** argv);
 
 }  // namespace bam

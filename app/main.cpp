@@ -19,6 +19,8 @@ constexpr Command kCommands[] = {
     {"bench", "load test an OpenAI-compatible server", bam::run_bench},
     {"passkey", "passkey accuracy over lengths and depths against a server", bam::run_passkey},
     {"eval", "perplexity and task scores against a server", bam::run_eval},
+    {"probe", "ask a server whether it is ready; for health checks", bam::run_probe},
+    {"selftest", "compare every operation of a device with the CPU", bam::run_selftest},
 };
 
 void print_help(std::FILE* out) {

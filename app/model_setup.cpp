@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "kernels/device.h"
 #include "models/bam.h"
 #include "models/weights.h"
 
@@ -55,8 +56,7 @@ DType choose_weight_dtype(const std::string& dtype, const ModelConfig& config) {
 }
 
 std::unique_ptr<Backend> make_backend(const ModelSettings& settings) {
-  if (settings.device == "cuda") throw Error("--device cuda: this build has no CUDA backend");
-  return make_cpu_backend({.num_threads = settings.threads});
+  return make_backend(settings.device, {.num_threads = settings.threads, .operands = settings.dtype});
 }
 
 SamplingDefaults load_sampling_defaults(const fs::path& checkpoint) {

@@ -64,16 +64,22 @@ class Service {
                 config_.server.host);
     }
     std::thread waiter([this, signals] { wait_for_signals(signals); });
-    http_.run([this] {
-      log::info("listening on {}, loading {}", http_.url(), config_.model.model);
-      loader_ = std::thread([this] { load(); });
-    });
+    std::string http_error;
+    try {
+      http_.run([this] {
+        log::info("listening on {}, loading {}", http_.url(), config_.model.model);
+        loader_ = std::thread([this] { load(); });
+      });
+    } catch (const std::exception& error) {
+      http_error = error.what();  // the threads below must still be joined
+    }
     if (loader_.joinable()) loader_.join();
     if (drainer_.joinable()) drainer_.join();
     finished_ = true;
     pthread_kill(waiter.native_handle(), SIGTERM);  // wakes it from sigwait
     waiter.join();
     loaded_.reset();
+    if (!http_error.empty()) throw Error("{}", http_error);
     if (!load_error_.empty()) {
       std::fprintf(stderr, "bam serve: %s\n", load_error_.c_str());
     } else {

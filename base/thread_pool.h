@@ -30,7 +30,8 @@ class ThreadPool {
       for (int64_t i = 0; i < n; ++i) fn(i, 0);
       return;
     }
-    run(n, [](void* context, int64_t item, int worker) { (*static_cast<Plain*>(context))(item, worker); },
+    run(
+        n, [](void* context, int64_t item, int worker) { (*static_cast<Plain*>(context))(item, worker); },
         const_cast<void*>(static_cast<const void*>(&fn)));
   }
 
@@ -40,8 +41,8 @@ class ThreadPool {
   void worker_loop(int worker);
   void take_items(int worker);
 
-  // One word decides who takes part: epoch << 17 | open << 16 | workers joined. A worker joins by a compare-and-swap, so
-  // one that wakes up late finds the loop closed and the caller never waits for it.
+  // One word decides who takes part: epoch << 17 | open << 16 | workers joined. A worker joins by a compare-and-swap,
+  // so one that wakes up late finds the loop closed and the caller never waits for it.
   static constexpr uint64_t kOpen = uint64_t{1} << 16;
   static constexpr uint64_t kJoinedMask = kOpen - 1;
   alignas(64) std::atomic<uint64_t> state_{0};

@@ -41,7 +41,8 @@ Score compare(const std::vector<float>& logits, const std::vector<float>& refere
   const auto first = static_cast<int64_t>(tokens.size()) - rows;
   for (int64_t r = 0; r < rows; ++r) {
     const float *a = logits.data() + r * vocab, *b = reference.data() + r * vocab;
-    for (int64_t i = 0; i < vocab; ++i) score.max_delta = std::max(score.max_delta, std::fabs(static_cast<double>(a[i]) - b[i]));
+    for (int64_t i = 0; i < vocab; ++i)
+      score.max_delta = std::max(score.max_delta, std::fabs(static_cast<double>(a[i]) - b[i]));
     same += std::max_element(a, a + vocab) - a == std::max_element(b, b + vocab) - b;
     if (r + 1 < rows) nll += row_nll(a, vocab, tokens[static_cast<size_t>(first + r + 1)]);
   }
@@ -79,12 +80,19 @@ int run(int argc, char** argv) {
                                          {"int8, KV int8, certified", DType::kI8, DType::kI8, true}};
   const auto measure = [&](int64_t tokens_each, int64_t count, int64_t rows) {
     const auto options = [&](const Variant& v) {
-      return RunnerOptions{.model = model, .weight_dtype = v.weights, .kv_dtype = v.kv, .certified = v.certified,
-                           .chunk = 512, .logit_rows = 512, .isa = v.isa};
+      return RunnerOptions{.model = model,
+                           .weight_dtype = v.weights,
+                           .kv_dtype = v.kv,
+                           .certified = v.certified,
+                           .chunk = 512,
+                           .logit_rows = 512,
+                           .isa = v.isa};
     };
-    std::printf("\n%ld x %ld tokens, logits of the last %ld rows\n", static_cast<long>(count), static_cast<long>(tokens_each),
-                static_cast<long>(rows));
-    std::printf("| weights, KV, attention        | perplexity | change    | max |dlogit| | same argmax |\n|---|---|---|---|---|\n");
+    std::printf("\n%ld x %ld tokens, logits of the last %ld rows\n", static_cast<long>(count),
+                static_cast<long>(tokens_each), static_cast<long>(rows));
+    std::printf(
+        "| weights, KV, attention        | perplexity | change    | max |dlogit| | same argmax "
+        "|\n|---|---|---|---|---|\n");
     std::vector<std::vector<float>> references;
     double reference_nll = 0;
     for (size_t i = 0; i <= variants.size(); ++i) {
@@ -97,7 +105,8 @@ int run(int argc, char** argv) {
         const std::vector<int32_t> tokens(begin, begin + tokens_each);
         std::vector<float> logits = runner.prefill_logits(tokens, rows);
         if (i == 0) references.push_back(logits);
-        const Score s = compare(logits, references[static_cast<size_t>(w)], tokens, rows, runner.model().config().vocab_size);
+        const Score s =
+            compare(logits, references[static_cast<size_t>(w)], tokens, rows, runner.model().config().vocab_size);
         total.nll += s.nll / static_cast<double>(count);
         total.max_delta = std::max(total.max_delta, s.max_delta);
         total.same_argmax += s.same_argmax / static_cast<double>(count);

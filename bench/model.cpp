@@ -58,11 +58,16 @@ void run_prefill(const Settings& s, const MachinePeak& peak, nlohmann::json& res
     const double seconds = median(times);
     const double rate = static_cast<double>(length) / seconds;
     const double gflops = rate * linear_work(runner.model()).flop_per_row / 1e9;
-    std::printf("prefill %8ld  %9.1f tok/s  %8.3f s  linear %6.1f GFLOP/s (%3.0f %% of FMA peak)  tiles visited %5.1f %%\n",
-                static_cast<long>(length), rate, seconds, gflops, 100 * gflops / peak.fma_gflops, 100 * share);
+    std::printf(
+        "prefill %8ld  %9.1f tok/s  %8.3f s  linear %6.1f GFLOP/s (%3.0f %% of FMA peak)  tiles visited %5.1f %%\n",
+        static_cast<long>(length), rate, seconds, gflops, 100 * gflops / peak.fma_gflops, 100 * share);
     std::fflush(stdout);
-    results.push_back({{"what", "prefill"}, {"tokens", length}, {"seconds", seconds}, {"tokens_per_s", rate},
-                       {"linear_gflops", gflops}, {"visited_share", share}});
+    results.push_back({{"what", "prefill"},
+                       {"tokens", length},
+                       {"seconds", seconds},
+                       {"tokens_per_s", rate},
+                       {"linear_gflops", gflops},
+                       {"visited_share", share}});
   }
 }
 
@@ -89,11 +94,16 @@ void run_decode(const Settings& s, const MachinePeak& peak, nlohmann::json& resu
       const double step = median(times);
       const double rate = static_cast<double>(streams) / step;
       const double gbs = linear_work(runner.model()).weight_bytes / step / 1e9;
-      std::printf("decode  %8ld  %4ld streams  %9.1f tok/s  %8.3f ms/step  weights %5.1f GB/s (%3.0f %% of DRAM read)\n",
-                  static_cast<long>(depth), static_cast<long>(streams), rate, step * 1e3, gbs, 100 * gbs / peak.read_gbs);
+      std::printf(
+          "decode  %8ld  %4ld streams  %9.1f tok/s  %8.3f ms/step  weights %5.1f GB/s (%3.0f %% of DRAM read)\n",
+          static_cast<long>(depth), static_cast<long>(streams), rate, step * 1e3, gbs, 100 * gbs / peak.read_gbs);
       std::fflush(stdout);
-      results.push_back({{"what", "decode"}, {"depth", depth}, {"streams", streams}, {"step_s", step},
-                         {"tokens_per_s", rate}, {"weight_gbs", gbs}});
+      results.push_back({{"what", "decode"},
+                         {"depth", depth},
+                         {"streams", streams},
+                         {"step_s", step},
+                         {"tokens_per_s", rate},
+                         {"weight_gbs", gbs}});
     }
   }
 }
@@ -118,18 +128,20 @@ int run(int argc, char** argv) {
   s.runner.kv_dtype = parse_dtype(s.kv_dtype);
   s.runner.certified = s.attention == "certified";
   const MachinePeak peak = measure_peak(make_cpu_backend({s.runner.threads, s.runner.isa})->num_threads());
-  std::printf("%s, %d threads: FMA %.0f GFLOP/s, VNNI %.0f GOP/s, DRAM read %.1f GB/s\n", cpu_name().c_str(), peak.threads,
-              peak.fma_gflops, peak.int8_gops, peak.read_gbs);
-  std::printf("%s  weights %s, KV %s, %s\n", s.runner.model.c_str(), s.weight_dtype.c_str(), s.kv_dtype.c_str(), s.attention.c_str());
+  std::printf("%s, %d threads: FMA %.0f GFLOP/s, VNNI %.0f GOP/s, DRAM read %.1f GB/s\n", cpu_name().c_str(),
+              peak.threads, peak.fma_gflops, peak.int8_gops, peak.read_gbs);
+  std::printf("%s  weights %s, KV %s, %s\n", s.runner.model.c_str(), s.weight_dtype.c_str(), s.kv_dtype.c_str(),
+              s.attention.c_str());
   nlohmann::json results = nlohmann::json::array();
   if (!s.prefill.empty() && s.prefill.front() > 0) run_prefill(s, peak, results);
   run_decode(s, peak, results);
   if (!s.out.empty()) {
-    std::ofstream(s.out) << nlohmann::json{{"cpu", cpu_name()}, {"threads", peak.threads}, {"fma_gflops", peak.fma_gflops},
-                                           {"int8_gops", peak.int8_gops}, {"read_gbs", peak.read_gbs},
-                                           {"dtype", s.weight_dtype}, {"kv_dtype", s.kv_dtype},
-                                           {"attention", s.attention}, {"results", results}}.dump(1)
-                         << "\n";
+    std::ofstream(s.out)
+        << nlohmann::json{{"cpu", cpu_name()},           {"threads", peak.threads},   {"fma_gflops", peak.fma_gflops},
+                          {"int8_gops", peak.int8_gops}, {"read_gbs", peak.read_gbs}, {"dtype", s.weight_dtype},
+                          {"kv_dtype", s.kv_dtype},      {"attention", s.attention},  {"results", results}}
+               .dump(1)
+        << "\n";
   }
   return 0;
 }

@@ -27,6 +27,9 @@ KvPlan plan_kv(BamModel& model, EngineConfig config) {
   config.max_batched_tokens =
       std::max(std::min(config.max_batched_tokens, model.options().max_rows), config.max_num_seqs);
   const KvGeometry geometry(config.page_size, model.group_reach(), config.max_batched_tokens);
+  if (!model.backend().supports_kv(config.kv_dtype)) {
+    throw UsageError("this device has no KV cache of {}", dtype_name(config.kv_dtype));
+  }
   const KvLayout layout = make_kv_layout(config.kv_dtype, static_cast<int>(model.config().head_dim), config.page_size);
 
   const int64_t groups = geometry.num_groups();

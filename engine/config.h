@@ -11,17 +11,17 @@ namespace bam {
 // Resolved settings of an engine; every field is valid by the time an Engine sees it.
 struct EngineConfig {
   DType kv_dtype = DType::kF16;
-  uint64_t kv_memory_bytes = 0;          // 0: auto, a safe share of the free memory
-  int page_size = 64;                    // multiple of 64
-  int64_t max_model_len = 0;             // 0: auto, what the KV memory and the model allow
-  int64_t max_num_seqs = 64;             // sequences in one step
-  int64_t max_batched_tokens = 2048;     // rows of one step
-  double step_target_ms = 50;            // prefill chunks are sized so that a mixed step takes about this long
+  uint64_t kv_memory_bytes = 0;       // 0: auto, a safe share of the free memory
+  int page_size = 64;                 // multiple of 64
+  int64_t max_model_len = 0;          // 0: auto, what the KV memory and the model allow
+  int64_t max_num_seqs = 64;          // sequences in one step
+  int64_t max_batched_tokens = 2048;  // rows of one step
+  double step_target_ms = 50;         // prefill chunks are sized so that a mixed step takes about this long
   bool prefix_cache = true;
-  int64_t max_queue = 1024;              // waiting requests
-  int64_t max_queued_tokens = 4'000'000; // their prompt tokens
-  double queue_timeout_s = 0;            // 0: none
-  std::filesystem::path kv_dir;          // snapshots; empty: off
+  int64_t max_queue = 1024;               // waiting requests
+  int64_t max_queued_tokens = 4'000'000;  // their prompt tokens
+  double queue_timeout_s = 0;             // 0: none
+  std::filesystem::path kv_dir;           // snapshots; empty: off
 };
 
 }  // namespace bam

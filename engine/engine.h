@@ -17,23 +17,24 @@ namespace bam {
 
 enum class SubmitStatus : uint8_t {
   kAccepted,
-  kInvalid,         // can never be served: too long, or more pages than the whole cache
-  kQueueFull,       // try again in retry_after_s
+  kInvalid,    // can never be served: too long, or more pages than the whole cache
+  kQueueFull,  // try again in retry_after_s
   kDraining,
   kDuplicateId,
 };
 
 struct SubmitResult {
   SubmitStatus status = SubmitStatus::kAccepted;
-  std::string message;        // with the numbers
-  double retry_after_s = 0;   // kQueueFull: predicted from the queued work
+  std::string message;       // with the numbers
+  double retry_after_s = 0;  // kQueueFull: predicted from the queued work
 };
 
 // Continuous batching over one model. A thread of its own owns the scheduler and the KV cache; submit and cancel put a
 // message into its inbox, which is the only lock. All public methods may be called from any thread.
 class Engine {
  public:
-  // tokenizer_fingerprint goes into snapshot headers. Throws Error when the KV memory holds less than one page per group.
+  // tokenizer_fingerprint goes into snapshot headers. Throws Error when the KV memory holds less than one page per
+  // group.
   Engine(std::unique_ptr<BamModel> model, EngineConfig config, uint64_t tokenizer_fingerprint);
   ~Engine();  // aborts what still runs
 
@@ -45,10 +46,10 @@ class Engine {
   // New submissions get kDraining. Returns when all requests are done or the time is over (false).
   bool drain(std::chrono::milliseconds timeout);
 
-  const EngineConfig& config() const;           // with auto values resolved
+  const EngineConfig& config() const;  // with auto values resolved
   const ModelConfig& model_config() const;
   const std::vector<HeadReport>& heads() const;
-  int64_t capacity_tokens() const;              // tokens that fit when no page is freed early
+  int64_t capacity_tokens() const;  // tokens that fit when no page is freed early
   const EngineStats& stats() const;
   std::shared_ptr<const EngineSnapshot> snapshot() const;
   // False when work exists but no step has finished for too long.
@@ -64,8 +65,7 @@ class Engine {
 
   // Everything one head looked at for a short prompt, outside the batch loop (tokens <= 2048): attention
   // probabilities [tokens] of query position `position`. Runs between two steps.
-  Result<std::vector<float>> attention_row(const std::vector<int32_t>& tokens, int layer, int head,
-                                           int64_t position);
+  Result<std::vector<float>> attention_row(const std::vector<int32_t>& tokens, int layer, int head, int64_t position);
 
  private:
   struct Impl;

@@ -17,38 +17,38 @@ namespace bam {
 using Clock = std::chrono::steady_clock;
 
 struct SamplingParams {
-  float temperature = 1.0f;         // 0: greedy
-  float top_p = 1.0f;               // (0, 1]
-  int32_t top_k = 0;                // 0: off
-  float min_p = 0.0f;               // [0, 1)
+  float temperature = 1.0f;  // 0: greedy
+  float top_p = 1.0f;        // (0, 1]
+  int32_t top_k = 0;         // 0: off
+  float min_p = 0.0f;        // [0, 1)
   float presence_penalty = 0.0f;
   float frequency_penalty = 0.0f;
   float repetition_penalty = 1.0f;  // > 0; over prompt and output
   std::optional<uint64_t> seed;     // same seed + same request = same tokens, whatever else runs
   std::vector<std::pair<int32_t, float>> logit_bias;
-  int64_t max_tokens = 16;          // 0: only prompt logprobs
-  int64_t min_tokens = 0;           // EOS and stop ids are not sampled before
+  int64_t max_tokens = 16;  // 0: only prompt logprobs
+  int64_t min_tokens = 0;   // EOS and stop ids are not sampled before
   bool ignore_eos = false;
   std::vector<int32_t> stop_token_ids;
-  int32_t num_logprobs = -1;        // -1: none; k: the chosen token's and the k best
-  int32_t num_prompt_logprobs = -1; // likewise for every prompt token but the first
+  int32_t num_logprobs = -1;         // -1: none; k: the chosen token's and the k best
+  int32_t num_prompt_logprobs = -1;  // likewise for every prompt token but the first
 };
 
 struct Request {
-  std::string id;                     // unique among live requests
-  std::vector<int32_t> prompt;        // not empty, every id in [0, vocab)
+  std::string id;               // unique among live requests
+  std::vector<int32_t> prompt;  // not empty, every id in [0, vocab)
   SamplingParams sampling;
-  int32_t n = 1;                      // choices sharing the prompt's pages
-  int32_t priority = 0;               // lower is earlier
-  std::string cache_salt;             // prefix cache entries are shared within one salt only
-  std::optional<std::chrono::milliseconds> timeout;  // from submit to finish
+  int32_t n = 1;                                      // choices sharing the prompt's pages
+  int32_t priority = 0;                               // lower is earlier
+  std::string cache_salt;                             // prefix cache entries are shared within one salt only
+  std::optional<std::chrono::milliseconds> timeout;   // from submit to finish
   std::shared_ptr<const TokenConstraint> constraint;  // prototype, cloned per choice; null: none
 };
 
 struct TokenLogprobs {
-  float logprob = 0;                              // of the token itself, after temperature-free log-softmax
-  int32_t rank = 0;                               // 1 = most probable
-  std::vector<std::pair<int32_t, float>> top;     // best first
+  float logprob = 0;                           // of the token itself, after temperature-free log-softmax
+  int32_t rank = 0;                            // 1 = most probable
+  std::vector<std::pair<int32_t, float>> top;  // best first
 };
 
 enum class FinishReason : uint8_t {
@@ -83,11 +83,11 @@ struct PromptLogprobsEvent {
 struct FinishEvent {
   int32_t choice = 0;
   FinishReason reason = FinishReason::kStop;
-  int32_t stop_token = -1;     // the EOS or stop id that ended it (it is also the last TokenEvent), else -1
+  int32_t stop_token = -1;  // the EOS or stop id that ended it (it is also the last TokenEvent), else -1
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;
   int64_t generated_tokens = 0;
-  std::string message;         // kError, kTimeout: what happened
+  std::string message;  // kError, kTimeout: what happened
 };
 
 using Event = std::variant<TokenEvent, ProgressEvent, PromptLogprobsEvent, FinishEvent>;

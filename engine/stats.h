@@ -33,8 +33,8 @@ class Histogram {
 struct EngineStats {
   EngineStats();
   std::atomic<uint64_t> steps{0}, prompt_tokens{0}, generated_tokens{0}, preemptions{0};
-  std::atomic<uint64_t> prefix_queries{0}, prefix_hits{0};      // in tokens
-  std::array<std::atomic<uint64_t>, 5> finished{};              // by FinishReason
+  std::atomic<uint64_t> prefix_queries{0}, prefix_hits{0};  // in tokens
+  std::array<std::atomic<uint64_t>, 5> finished{};          // by FinishReason
   std::atomic<uint64_t> reach_freed_bytes{0}, pages_evicted{0};
   Histogram ttft_s, inter_token_s, e2e_s, queue_s, prefill_s, decode_s, prompt_len, generation_len, step_s;
 };
@@ -46,7 +46,7 @@ struct LiveRequest {
   RequestState state = RequestState::kQueued;
   int32_t priority = 0, n = 1;
   int64_t prompt_tokens = 0, cached_tokens = 0, processed_tokens = 0, generated_tokens = 0;
-  double age_ms = 0, eta_ms = 0;   // ETA to the first token while queued or in prefill, else to max_tokens
+  double age_ms = 0, eta_ms = 0;  // ETA to the first token while queued or in prefill, else to max_tokens
 };
 
 // A consistent picture taken by the engine thread between two steps.
@@ -54,8 +54,8 @@ struct EngineSnapshot {
   std::vector<LiveRequest> requests;
   int64_t running = 0, waiting = 0, queued_tokens = 0;
   int64_t pages_total = 0, pages_free = 0, pages_cached = 0, pages_used = 0;
-  double queued_work_s = 0;        // cost model: seconds of work before a new request would start
-  double last_step_age_s = 0;      // since the last finished step, 0 when idle
+  double queued_work_s = 0;                  // cost model: seconds of work before a new request would start
+  double last_step_age_s = 0;                // since the last finished step, 0 when idle
   std::vector<AttentionCounters> attention;  // [layer * heads + head]
 };
 

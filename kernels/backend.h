@@ -1,10 +1,10 @@
-// The seam between models and devices: the operations a device offers. The residual stream and logits are float32 device
-// memory; "operands" (inputs and outputs of linear layers between them) have the backend's own format of
+// The seam between models and devices: the operations a device offers. The residual stream and logits are float32
+// device memory; "operands" (inputs and outputs of linear layers between them) have the backend's own format of
 // operand_bytes() per element, so that a GPU may keep them in 16 bits. Operations are issued in order from one thread;
 // those on a GPU return before they are done, read_logits() waits.
 //
-// Contract: every row's result depends on that row's data only. The number of rows, their order, and how a prompt was cut
-// into calls never change a bit of it.
+// Contract: every row's result depends on that row's data only. The number of rows, their order, and how a prompt was
+// cut into calls never change a bit of it.
 #pragma once
 
 #include <cstddef>
@@ -54,13 +54,13 @@ struct AttentionSpec {
   bool ssmax_prior = true;
   PriorForm prior_form = PriorForm::kScaleOutside;
   double prior_eps = 1e-5;
-  int64_t window = -1;               // rope_local; -1: none
+  int64_t window = -1;  // rope_local; -1: none
   double rope_theta = 0;
   RopeStyle rope_style = RopeStyle::kInterleaved;
-  std::vector<float> seq_scale;      // [heads] with SSMax
-  std::vector<PriorParams> prior;    // [heads] for bam
-  std::vector<int64_t> reach;        // [heads] a query at i never needs keys with i - j > reach; -1: unbounded
-  int first_group = 0;               // group of KV head 0: layer * num_kv_heads
+  std::vector<float> seq_scale;    // [heads] with SSMax
+  std::vector<PriorParams> prior;  // [heads] for bam
+  std::vector<int64_t> reach;      // [heads] a query at i never needs keys with i - j > reach; -1: unbounded
+  int first_group = 0;             // group of KV head 0: layer * num_kv_heads
 };
 
 class AttentionLayer {
@@ -83,8 +83,8 @@ struct AttentionCounters {
 };
 
 struct AttentionOptions {
-  bool certified = true;            // false: dense
-  float epsilon = 0x1p-20f;         // left-out softmax mass per row
+  bool certified = true;     // false: dense
+  float epsilon = 0x1p-20f;  // left-out softmax mass per row
 };
 
 // The rows of one sequence inside a step: rows [row_begin, row_begin + num_rows) are its tokens at positions
@@ -106,12 +106,13 @@ class Backend {
   virtual size_t operand_bytes() const = 0;
   // Bytes that a KV cache could take now without hurting the machine.
   virtual size_t free_memory_bytes() const = 0;
+  // Formats in which write_kv() can store keys and values.
+  virtual bool supports_kv(DType dtype) const { return dtype != DType::kBF16; }
 
   // Contents undefined but committed lazily where the device can.
   virtual std::unique_ptr<DeviceBuffer> allocate(size_t bytes) = 0;
   // Stacks `parts` along the output dimension. weight_dtype: kF32, kBF16, kF16 or kI8.
-  virtual std::unique_ptr<LinearWeights> make_linear(std::span<const HostMatrix> parts,
-                                                     DType weight_dtype) = 0;
+  virtual std::unique_ptr<LinearWeights> make_linear(std::span<const HostMatrix> parts, DType weight_dtype) = 0;
   // A float32 vector (norm weights) or table (embedding kept in its own dtype) on the device.
   virtual std::unique_ptr<DeviceBuffer> make_vector(std::span<const float> values) = 0;
   virtual std::unique_ptr<AttentionLayer> make_attention(const AttentionSpec& spec) = 0;
@@ -121,32 +122,28 @@ class Backend {
   // x[r, :] = table[tokens[r], :]; `table` stays in host memory on the CPU (mapped checkpoint).
   virtual void embed(const HostMatrix& table, std::span<const int32_t> tokens, float* x) = 0;
   // Adds the sinusoidal position vectors of each sequence's rows to x [rows, hidden].
-  virtual void add_sinusoidal(std::span<const SequenceRows> sequences, double theta, int64_t hidden,
-                              float* x) = 0;
+  virtual void add_sinusoidal(std::span<const SequenceRows> sequences, double theta, int64_t hidden, float* x) = 0;
   // out = x * rsqrt(mean(x^2) + eps) * weight, rows of `hidden`.
-  virtual void rms_norm(const float* x, const DeviceBuffer& weight, float eps, int64_t rows,
-                        int64_t hidden, void* out) = 0;
+  virtual void rms_norm(const float* x, const DeviceBuffer& weight, float eps, int64_t rows, int64_t hidden,
+                        void* out) = 0;
   virtual void linear(const LinearWeights& weights, const void* in, int64_t rows, void* out) = 0;
   // residual[r, :] += W in[r, :]
-  virtual void linear_add(const LinearWeights& weights, const void* in, int64_t rows,
-                          float* residual) = 0;
-  virtual void linear_logits(const LinearWeights& weights, const void* in, int64_t rows,
-                             float* logits) = 0;
+  virtual void linear_add(const LinearWeights& weights, const void* in, int64_t rows, float* residual) = 0;
+  virtual void linear_logits(const LinearWeights& weights, const void* in, int64_t rows, float* logits) = 0;
   // in [rows, 2 * intermediate] = gate | up; out = silu(gate) * up
   virtual void swiglu(const void* in, int64_t rows, int64_t intermediate, void* out) = 0;
   // qkv [rows, (heads + 2 * kv_heads) * head_dim]: rotates q and k if the layer says so (q in place), stores k and v of
   // all rows in their pages and completes tile statistics.
-  virtual void write_kv(const AttentionLayer& layer, const KvCacheView& kv,
-                        std::span<const SequenceRows> sequences, void* qkv) = 0;
+  virtual void write_kv(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> sequences,
+                        void* qkv) = 0;
   // Attention of the query rows described by `queries` over the pages written so far. Row r of `queries` reads q from
-  // qkv row query_rows[r] (or r when empty) and writes out row r [heads * head_dim].
-  virtual void attention(const AttentionLayer& layer, const KvCacheView& kv,
-                         std::span<const SequenceRows> queries, std::span<const int32_t> query_rows,
-                         const void* qkv, const AttentionOptions& options, void* out,
-                         std::span<AttentionCounters> per_head) = 0;
+  // qkv row query_rows[r] (or r when empty) and writes out row r [heads * head_dim]. The counters are complete after
+  // the next read_floats() or read_operands(); until then per_head must live, or the layer be gone.
+  virtual void attention(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> queries,
+                         std::span<const int32_t> query_rows, const void* qkv, const AttentionOptions& options,
+                         void* out, std::span<AttentionCounters> per_head) = 0;
   // out[r, :] = in[rows[r], :] for float32 rows.
-  virtual void gather_rows(const float* in, std::span<const int32_t> rows, int64_t hidden,
-                           float* out) = 0;
+  virtual void gather_rows(const float* in, std::span<const int32_t> rows, int64_t hidden, float* out) = 0;
   // Copies finished float32 results to the host.
   virtual void read_floats(const float* device, std::span<float> host) = 0;
   // The same for operands, converted to float32.
@@ -159,8 +156,10 @@ class Backend {
 };
 
 struct BackendOptions {
-  int num_threads = 0;      // 0: all cores this process may use
-  std::string isa = "auto"; // cpu: auto, portable, avx2, avx512, avx512vnni
+  int num_threads = 0;       // 0: all cores this process may use
+  std::string isa = "auto";  // cpu: auto, portable, avx2, avx512, avx512vnni
+  // cuda: format of operands and of 16-bit weights: f32 (no tensor cores), bf16, anything else: f16.
+  std::string operands = "auto";
 };
 // Positions a backend can address.
 inline constexpr int64_t kMaxPositions = int64_t{1} << 22;

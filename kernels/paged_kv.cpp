@@ -16,7 +16,6 @@ size_t KvLayout::stats_bytes() const {
 KvLayout make_kv_layout(DType dtype, int head_dim, int page_size) {
   BAM_CHECK(page_size > 0 && page_size % kTileKeys == 0);
   BAM_CHECK(head_dim > 0 && head_dim % 2 == 0 && head_dim <= 256);
-  BAM_CHECK(dtype != DType::kBF16);
   KvLayout layout;
   layout.dtype = dtype;
   layout.head_dim = head_dim;

@@ -18,14 +18,14 @@
 
 namespace bam {
 
-inline constexpr int kTileKeys = 64;        // keys per attention tile; page sizes are multiples of it
-inline constexpr int kPanelKeys = 16;       // keys per K panel
-inline constexpr int kSuperTiles = 16;      // tiles summarised by one super-tile box
-inline constexpr int32_t kNoPage = -1;      // block-table entry: freed (out of reach) or never allocated
+inline constexpr int kTileKeys = 64;    // keys per attention tile; page sizes are multiples of it
+inline constexpr int kPanelKeys = 16;   // keys per K panel
+inline constexpr int kSuperTiles = 16;  // tiles summarised by one super-tile box
+inline constexpr int32_t kNoPage = -1;  // block-table entry: freed (out of reach) or never allocated
 
 // Offsets in bytes from the start of a tile.
 struct KvLayout {
-  DType dtype = DType::kF16;  // kF32, kF16, kI8, kI4
+  DType dtype = DType::kF16;  // see Backend::supports_kv
   int head_dim = 0;           // any even number up to 256
   int padded_dim = 0;         // head_dim rounded up to a multiple of 16
   int page_size = kTileKeys;  // keys per page
@@ -39,7 +39,8 @@ struct KvLayout {
   size_t stats_bytes() const;
 };
 
-// Summary of a set of keys for upper bounds on q.k. Followed by lo[head_dim], hi[head_dim] as float16, rounded outwards.
+// Summary of a set of keys for upper bounds on q.k. Followed by lo[head_dim], hi[head_dim] as float16, rounded
+// outwards.
 struct KeyStats {
   float radius;           // max |k - (lo + hi)/2| over the keys
   float max_norm;         // max |k| over the keys

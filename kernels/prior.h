@@ -19,8 +19,8 @@ namespace bam {
 
 // The prior's parameters of one head as stored in the checkpoint.
 struct PriorParams {
-  double alpha = 0;  // `scale`
-  double beta = 0;   // `shape`
+  double alpha = 0;     // `scale`
+  double beta = 0;      // `shape`
   double theta_mu = 0;  // `loc`
 };
 
@@ -67,8 +67,8 @@ struct RowScales {
   float bias;     // multiplies B
 };
 
-BAM_HOST_DEVICE inline RowScales row_scales(bool ssmax, bool ssmax_scales_bias, double seq_scale,
-                                            long long num_visible, int head_dim) {
+BAM_HOST_DEVICE inline RowScales row_scales(bool ssmax, bool ssmax_scales_bias, double seq_scale, long long num_visible,
+                                            int head_dim) {
   const double inv_sqrt = 1.0 / sqrt(static_cast<double>(head_dim));
   const double c = ssmax ? seq_scale * ::log(static_cast<double>(num_visible)) : 1.0;
   return {static_cast<float>(c * inv_sqrt), static_cast<float>(ssmax && ssmax_scales_bias ? c : 1.0)};

@@ -14,7 +14,7 @@ PACKAGES_BUILD=(
 PACKAGES_TESTS=(curl openssl python3-numpy python3-yaml)
 PACKAGES_FUZZ=(clang libclang-rt-dev llvm)
 PACKAGES_LINT=(clang-format clang-tidy shellcheck)
-PACKAGES_BROWSER=(chromium)
+PACKAGES_BROWSER=(chromium chromium-driver)
 PACKAGES_DOCKER=(buildah podman runc debootstrap python3-yaml python3-venv)
 
 # missing_packages NAME…: prints the names that are not installed, one per line.

@@ -7,9 +7,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 
 #include <drogon/HttpAppFramework.h>
 #include <drogon/RequestStream.h>
@@ -121,6 +123,17 @@ void dispatch(ServerContext& context, const std::shared_ptr<Exchange>& exchange)
   }
 }
 
+// Routes of OpenAI's API that this server is not built with: a client hears so instead of looking for a typing error.
+bool is_unbuilt_route(std::string_view path) {
+  if (path.starts_with("/v1/")) path.remove_prefix(3);
+  constexpr std::string_view kNames[] = {"/embeddings", "/responses",   "/moderations", "/rerank",       "/files",
+                                         "/batches",    "/fine_tuning", "/audio",       "/images",       "/assistants",
+                                         "/threads",    "/uploads",     "/realtime",    "/vector_stores"};
+  return std::any_of(std::begin(kNames), std::end(kNames), [path](std::string_view name) {
+    return path.starts_with(name) && (path.size() == name.size() || path[name.size()] == '/');
+  });
+}
+
 // What to answer before any of the body is looked at; nothing when the handler shall run.
 std::optional<HttpReply> early_reply(ServerContext& context, Exchange& exchange) {
   const RouteMatch match = match_route(all_routes(), exchange.method, exchange.path);
@@ -137,6 +150,10 @@ std::optional<HttpReply> early_reply(ServerContext& context, Exchange& exchange)
   if (preflight && is_cors_request(context, exchange)) return options_reply(context, exchange, match.allowed);
   if (context.keys.required() && !identify(context, exchange)) return exchange.error_reply(key_required());
   if (preflight) return options_reply(context, exchange, match.allowed);
+  if (match.allowed.empty() && is_unbuilt_route(exchange.path)) {
+    return exchange.error_reply(ApiError::not_built(
+        fmt::format("This server offers completions and chat; {} is not part of it.", exchange.path.substr(0, 200))));
+  }
   if (match.allowed.empty()) {
     return exchange.error_reply(
         ApiError::not_found(fmt::format("There is no route {} {}.", exchange.method, exchange.path.substr(0, 200))));
@@ -237,12 +254,13 @@ std::string HttpServer::url() const {
 void HttpServer::configure() {
   const ServerConfig& config = context_.config;
   bridge_framework_log();
-  // Drogon insists on a folder for bodies that it puts into files. Ours stay in memory, so it is empty and private.
-  std::string pattern = (std::filesystem::temp_directory_path() / "bam-http-XXXXXX").string();
-  if (!mkdtemp(pattern.data())) throw Error("cannot make a temporary folder: {}", std::strerror(errno));
-  upload_dir_ = pattern;
+  // Drogon insists on a folder for bodies that it puts into files. Ours stay in memory, so it is empty and private. A
+  // container with a read-only root has no place for it: then Drogon gets a name that can never become a folder.
+  std::error_code no_folder;
+  std::string pattern = (std::filesystem::temp_directory_path(no_folder) / "bam-http-XXXXXX").string();
+  if (!no_folder && mkdtemp(pattern.data())) upload_dir_ = pattern;
   auto& app = drogon::app();
-  app.setUploadPath(upload_dir_)
+  app.setUploadPath(upload_dir_.empty() ? "/dev/null/bam-http" : upload_dir_)
       .setThreadNum(static_cast<size_t>(config.io_threads))
       .setIdleConnectionTimeout(kTlsHandshakeSeconds)
       .setMaxConnectionNum(static_cast<size_t>(config.max_connections))

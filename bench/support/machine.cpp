@@ -88,18 +88,19 @@ MachinePeak measure_peak(int threads) {
   std::fill_n(memory.as<uint64_t>(), bytes / 8, uint64_t{1});
   const size_t slice = bytes / 8 / static_cast<size_t>(threads);
   std::vector<uint64_t> sums(static_cast<size_t>(threads) * 8);
-  peak.read_gbs = best_rate(static_cast<double>(bytes), [&] {
-                    pool.parallel_for(threads, [&](int64_t t, int) {
-                      const uint64_t* at = memory.as<uint64_t>() + static_cast<size_t>(t) * slice;
-                      uint64_t lanes[32] = {};
-                      for (size_t i = 0; i + 32 <= slice; i += 32) {
-                        for (size_t l = 0; l < 32; ++l) lanes[l] += at[i + l];
-                      }
-                      uint64_t sum = 0;
-                      for (uint64_t lane : lanes) sum += lane;
-                      sums[static_cast<size_t>(t) * 8] = sum;
-                    });
-                  }) /
+  peak.read_gbs = best_rate(static_cast<double>(bytes),
+                            [&] {
+                              pool.parallel_for(threads, [&](int64_t t, int) {
+                                const uint64_t* at = memory.as<uint64_t>() + static_cast<size_t>(t) * slice;
+                                uint64_t lanes[32] = {};
+                                for (size_t i = 0; i + 32 <= slice; i += 32) {
+                                  for (size_t l = 0; l < 32; ++l) lanes[l] += at[i + l];
+                                }
+                                uint64_t sum = 0;
+                                for (uint64_t lane : lanes) sum += lane;
+                                sums[static_cast<size_t>(t) * 8] = sum;
+                              });
+                            }) /
                   1e9;
   volatile uint64_t keep = sums[0];
   (void)keep;

@@ -36,7 +36,8 @@ const std::vector<float>& Runner::prefill(const std::vector<int32_t>& tokens, in
     const SequenceRows seq{table, stride_, 0, rows, start + begin};
     const auto last = static_cast<int32_t>(rows - 1);
     const bool wanted = begin + rows == count;
-    model_->forward({std::span(tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(rows)), {&seq, 1},
+    model_->forward({std::span(tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(rows)),
+                     {&seq, 1},
                      std::span(&last, wanted ? 1 : 0)},
                     kv_, std::span(logits_).first(wanted ? static_cast<size_t>(model_->config().vocab_size) : 0));
   }
@@ -51,12 +52,14 @@ std::vector<float> Runner::prefill_logits(const std::vector<int32_t>& tokens, in
     const int64_t rows = std::min(options_.chunk, count - begin);
     const SequenceRows seq{tables_.data(), stride_, 0, rows, begin};
     std::vector<int32_t> logit_rows;
-    for (int64_t r = std::max<int64_t>(0, count - wanted - begin); r < rows; ++r) logit_rows.push_back(static_cast<int32_t>(r));
+    for (int64_t r = std::max<int64_t>(0, count - wanted - begin); r < rows; ++r)
+      logit_rows.push_back(static_cast<int32_t>(r));
     const int64_t first = begin + (logit_rows.empty() ? 0 : logit_rows.front()) - (count - wanted);
-    model_->forward({std::span(tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(rows)), {&seq, 1}, logit_rows},
-                    kv_, logit_rows.empty() ? std::span<float>()
-                                            : std::span(result).subspan(static_cast<size_t>(first * vocab),
-                                                                        logit_rows.size() * static_cast<size_t>(vocab)));
+    model_->forward(
+        {std::span(tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(rows)), {&seq, 1}, logit_rows}, kv_,
+        logit_rows.empty() ? std::span<float>()
+                           : std::span(result).subspan(static_cast<size_t>(first * vocab),
+                                                       logit_rows.size() * static_cast<size_t>(vocab)));
   }
   return result;
 }

@@ -60,7 +60,8 @@ void FindSeeds(const AttentionItem& item, Runner& runner, AttentionScratch& scra
     for (int r = 0; r < item.rows; ++r) {
       if (item.row[r].head->decaying) continue;
       ++scratch.counters[r].bound_tests;
-      const float bound = scratch.bound[r] + runner.PriorBound(item.row[r], s * kSuperTiles, s * kSuperTiles + kSuperTiles - 1);
+      const float bound =
+          scratch.bound[r] + runner.PriorBound(item.row[r], s * kSuperTiles, s * kSuperTiles + kSuperTiles - 1);
       if (bound > best[r]) {
         best[r] = bound;
         best_super[r] = s;

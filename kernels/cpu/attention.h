@@ -1,9 +1,11 @@
 // Fused attention of a block of query rows over paged keys and values, with certified skipping.
 //
 // The result of a row is defined by the row alone (its position, query, head and the pages), in this order:
-//   anchor    its own tile D and tile D - 1; for heads whose prior does not decay also the "seed": the tile that promises
+//   anchor    its own tile D and tile D - 1; for heads whose prior does not decay also the "seed": the tile that
+//   promises
 //             most by its bound, found through the super-tiles
-//   segments  tiles D - 2 ... 0 in fixed segments of 256 tiles, newest first; each starts from an empty state and leaves
+//   segments  tiles D - 2 ... 0 in fixed segments of 256 tiles, newest first; each starts from an empty state and
+//   leaves
 //             out tiles whose bound cannot matter against the anchor or against what the segment has seen
 //   merge     anchor, then segments from new to old
 // So prefill and decode, one thread or many, whole or chunked prompts give the same bits.
@@ -18,7 +20,7 @@
 
 namespace bam::cpu {
 
-inline constexpr int kMaxRows = 64;              // query rows of one work item
+inline constexpr int kMaxRows = 64;  // query rows of one work item
 inline constexpr int64_t kSegmentTiles = 256;
 
 // Static facts of one query head.
@@ -35,48 +37,48 @@ struct HeadInfo {
 struct RowInfo {
   const HeadInfo* head = nullptr;
   int64_t position = 0;
-  float content_scale = 0;   // multiplies q.k
-  float bias_scale = 0;      // multiplies B
-  float skip_margin = 0;     // ln(eps) - ln(n_i): a tile may go when bound < log-sum-exp + margin
-  int64_t first_key = 0;     // window or reach: keys before it are not seen
+  float content_scale = 0;  // multiplies q.k
+  float bias_scale = 0;     // multiplies B
+  float skip_margin = 0;    // ln(eps) - ln(n_i): a tile may go when bound < log-sum-exp + margin
+  int64_t first_key = 0;    // window or reach: keys before it are not seen
 };
 
 // Mergeable softmax state of the rows of one item.
 struct SoftmaxState {
-  float* max;   // [rows]
-  float* sum;   // [rows]
-  float* out;   // [rows][padded_dim], unnormalised
+  float* max;  // [rows]
+  float* sum;  // [rows]
+  float* out;  // [rows][padded_dim], unnormalised
 };
 
 struct AttentionItem {
   int rows = 0;
-  const RowInfo* row = nullptr;        // [rows]
-  const float* q = nullptr;            // [rows][padded_dim], scaled by content_scale, padding zero
-  const int32_t* pages = nullptr;      // block table of the KV head's group
+  const RowInfo* row = nullptr;    // [rows]
+  const float* q = nullptr;        // [rows][padded_dim], scaled by content_scale, padding zero
+  const int32_t* pages = nullptr;  // block table of the KV head's group
   const std::byte* base = nullptr;
   KvLayout layout;
-  int64_t diagonal_tile = 0;           // tile of every row's own key
-  int64_t window_first_tile = 0;       // no row needs an older tile
+  int64_t diagonal_tile = 0;      // tile of every row's own key
+  int64_t window_first_tile = 0;  // no row needs an older tile
   bool certified = true;
-  bool use_super = false;              // super-tile boxes are valid for this group
+  bool use_super = false;  // super-tile boxes are valid for this group
   bool any_non_decaying = false;
 };
 
 // What the anchor pass tells the segments.
 struct AnchorInfo {
-  float lse[kMaxRows];      // log-sum-exp of the anchor keys
-  int64_t seed[kMaxRows];   // tile already visited as the seed; -1: none
+  float lse[kMaxRows];     // log-sum-exp of the anchor keys
+  int64_t seed[kMaxRows];  // tile already visited as the seed; -1: none
 };
 
 // Per worker, sized once.
 struct AttentionScratch {
   explicit AttentionScratch(int padded_dim);
-  std::vector<float> k_tile, v_tile;      // one tile as float32
-  std::vector<float> scores;              // [kMaxRows][64]
-  std::vector<float> q_t, q_abs_t;        // [padded_dim][kMaxRows]
-  std::vector<float> mid, extent;         // [padded_dim]
-  std::vector<float> lanes;               // [kMaxRows][16] partial sums of a running state
-  std::vector<float> segment;             // [kMaxRows] max, sum, [kMaxRows][padded_dim] out
+  std::vector<float> k_tile, v_tile;  // one tile as float32
+  std::vector<float> scores;          // [kMaxRows][64]
+  std::vector<float> q_t, q_abs_t;    // [padded_dim][kMaxRows]
+  std::vector<float> mid, extent;     // [padded_dim]
+  std::vector<float> lanes;           // [kMaxRows][16] partial sums of a running state
+  std::vector<float> segment;         // [kMaxRows] max, sum, [kMaxRows][padded_dim] out
   float q_norm[kMaxRows], q_sum[kMaxRows], bound[kMaxRows];
   AttentionCounters counters[kMaxRows];
 };
@@ -84,12 +86,11 @@ struct AttentionScratch {
 // prepare() before the others, once per item and worker. `state` always has room for kMaxRows rows.
 struct AttentionKernels {
   void (*prepare)(const AttentionItem& item, AttentionScratch& scratch);
-  void (*anchor)(const AttentionItem& item, AttentionScratch& scratch, AnchorInfo& info,
-                 const SoftmaxState& state);
+  void (*anchor)(const AttentionItem& item, AttentionScratch& scratch, AnchorInfo& info, const SoftmaxState& state);
   // One segment from an empty state. False: every row has a decaying prior and is past all that could matter, so this
   // segment contributed nothing and no older one will.
-  bool (*segment)(const AttentionItem& item, int64_t segment, const AnchorInfo& info,
-                  AttentionScratch& scratch, const SoftmaxState& state);
+  bool (*segment)(const AttentionItem& item, int64_t segment, const AnchorInfo& info, AttentionScratch& scratch,
+                  const SoftmaxState& state);
   // into = merge(into, from) for `rows` rows.
   void (*merge)(int rows, int padded_dim, const SoftmaxState& into, const SoftmaxState& from);
 };
@@ -103,8 +104,8 @@ inline int64_t num_segments(int64_t diagonal_tile) {
 
 // Stores keys and values of `count` consecutive positions inside one tile, slots [slot, slot + count).
 // k, v: [count] rows with stride ld, head_dim values each.
-void store_tile_rows(const KvLayout& layout, std::byte* tile, int slot, int count, const float* k,
-                     const float* v, int64_t ld);
+void store_tile_rows(const KvLayout& layout, std::byte* tile, int slot, int count, const float* k, const float* v,
+                     int64_t ld);
 // Box, radius and largest norm of a full tile, from what is stored.
 void finish_tile_stats(const KvLayout& layout, std::byte* tile);
 // Joins the boxes of 16 finished tiles into the super box of the last.

@@ -22,7 +22,7 @@ namespace bam::cpu {
 namespace HWY_NAMESPACE {
 using namespace ::bam::HWY_NAMESPACE;  // NOLINT
 
-constexpr int kRowBlock = kParts == 1 ? 6 : 3;       // rows of one register tile
+constexpr int kRowBlock = kParts == 1 ? 6 : 3;  // rows of one register tile
 constexpr int kPanelsAtOnce = kParts == 1 ? 4 : (kParts == 2 ? 2 : 1);
 constexpr int kDimBlocks = kParts == 1 ? 4 : (kParts == 2 ? 2 : 1);
 constexpr int kPanels = kTileKeys / kPanelKeys;
@@ -92,8 +92,8 @@ HWY_INLINE F32x16 KeepRange(F32x16 v, int first, int low, int high) {
 
 // scores[r][0..63] = q[r] . K; every score is one chain over d.
 template <typename Source, int kRows>
-HWY_INLINE void ScoreBlock(const float* HWY_RESTRICT q, int64_t ldq, int head_dim,
-                           const std::byte* HWY_RESTRICT k, float* HWY_RESTRICT scores) {
+HWY_INLINE void ScoreBlock(const float* HWY_RESTRICT q, int64_t ldq, int head_dim, const std::byte* HWY_RESTRICT k,
+                           float* HWY_RESTRICT scores) {
   for (int first = 0; first < kPanels; first += kPanelsAtOnce) {
     F32x16 acc[kRows][kPanelsAtOnce];
 #pragma GCC unroll 16
@@ -124,14 +124,14 @@ HWY_INLINE void ScoreBlock(const float* HWY_RESTRICT q, int64_t ldq, int head_di
 
 // out[r] = out[r] * scale[r] + shift[r] + sum over slots of p[r][slot] * V[slot], kBlocks blocks of sixteen dims.
 template <typename Source, int kRows, int kBlocks>
-HWY_INLINE void ValueBlock(const float* HWY_RESTRICT p, int slots, const std::byte* HWY_RESTRICT v,
-                           int64_t v_row_bytes, const float* scale, const float* shift,
-                           float* HWY_RESTRICT out, int64_t ldo) {
+HWY_INLINE void ValueBlock(const float* HWY_RESTRICT p, int slots, const std::byte* HWY_RESTRICT v, int64_t v_row_bytes,
+                           const float* scale, const float* shift, float* HWY_RESTRICT out, int64_t ldo) {
   F32x16 acc[kRows][kBlocks];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 16
-    for (int b = 0; b < kBlocks; ++b) acc[r][b] = MulAdd(Load16(out + r * ldo + 16 * b), Set16(scale[r]), Set16(shift[r]));
+    for (int b = 0; b < kBlocks; ++b)
+      acc[r][b] = MulAdd(Load16(out + r * ldo + 16 * b), Set16(scale[r]), Set16(shift[r]));
   }
   for (int s = 0; s < slots; ++s) {
     F32x16 value[kBlocks];
@@ -157,8 +157,8 @@ HWY_NOINLINE void ScoreRows(const float* q, int64_t ldq, int head_dim, const std
 }
 
 template <typename Source, int kRows>
-HWY_NOINLINE void ValueRows(const float* p, int slots, const std::byte* v, int padded_dim,
-                            const float* scale, const float* shift, float* out) {
+HWY_NOINLINE void ValueRows(const float* p, int slots, const std::byte* v, int padded_dim, const float* scale,
+                            const float* shift, float* out) {
   const int64_t row_bytes = padded_dim / 16 * Source::kBytes16;
   int block = 0;
   const int blocks = padded_dim / 16;
@@ -177,8 +177,8 @@ HWY_NOINLINE void ValueRows(const float* p, int slots, const std::byte* v, int p
     }
   }
   for (; block < blocks; ++block) {
-    ValueBlock<Source, kRows, 1>(p, slots, v + block * Source::kBytes16, row_bytes, scale, shift,
-                                 out + 16 * block, padded_dim);
+    ValueBlock<Source, kRows, 1>(p, slots, v + block * Source::kBytes16, row_bytes, scale, shift, out + 16 * block,
+                                 padded_dim);
   }
 }
 
@@ -254,8 +254,10 @@ class Runner {
     for (int r0 = 0; r0 < item_.rows; r0 += 16) {
       F32x16 centre = Zero16(), box = Zero16();
       for (int d = 0; d < layout_.head_dim; ++d) {
-        centre = MulAdd(Load16(scratch_.q_t.data() + d * kMaxRows + r0), Set16(scratch_.mid[static_cast<size_t>(d)]), centre);
-        box = MulAdd(Load16(scratch_.q_abs_t.data() + d * kMaxRows + r0), Set16(scratch_.extent[static_cast<size_t>(d)]), box);
+        centre = MulAdd(Load16(scratch_.q_t.data() + d * kMaxRows + r0), Set16(scratch_.mid[static_cast<size_t>(d)]),
+                        centre);
+        box = MulAdd(Load16(scratch_.q_abs_t.data() + d * kMaxRows + r0),
+                     Set16(scratch_.extent[static_cast<size_t>(d)]), box);
       }
       const F32x16 norm = Load16(scratch_.q_norm + r0);
       const F32x16 ball = Mul(norm, Set16(stats->radius));
@@ -309,8 +311,8 @@ class Runner {
   }
 
   template <typename Source, int kRows>
-  HWY_INLINE void VisitRows(int64_t tile, const std::byte* data, const std::byte* k, const std::byte* v,
-                            uint64_t need, int r0) {
+  HWY_INLINE void VisitRows(int64_t tile, const std::byte* data, const std::byte* k, const std::byte* v, uint64_t need,
+                            int r0) {
     float* scores = scratch_.scores.data();
     ScoreRows<Source, kRows>(item_.q + r0 * pd_, pd_, layout_.head_dim, k, scores);
     float scale[kRows], shift[kRows];

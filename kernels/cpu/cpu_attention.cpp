@@ -10,7 +10,8 @@ namespace bam::cpu {
 namespace {
 
 constexpr int64_t kPositionStep = 1024;  // tables grow by at least this much
-// A super-tile is summarised when its last tile fills up; all 16 tiles are certainly still there if a head reaches further.
+// A super-tile is summarised when its last tile fills up; all 16 tiles are certainly still there if a head reaches
+// further.
 constexpr int64_t kSuperReach = 2 * kSuperTiles * kTileKeys;
 
 bool has_bias(const AttentionSpec& spec) {
@@ -52,7 +53,12 @@ std::unique_ptr<AttentionLayer> CpuBackend::make_attention(const AttentionSpec& 
         key[2] = alibi_slope(h, spec.num_heads);
       } else {
         const PriorParams& p = spec.prior[static_cast<size_t>(h)];
-        key = {static_cast<double>(spec.prior_form), static_cast<double>(limit), p.alpha, p.beta, p.theta_mu, spec.prior_eps};
+        key = {static_cast<double>(spec.prior_form),
+               static_cast<double>(limit),
+               p.alpha,
+               p.beta,
+               p.theta_mu,
+               spec.prior_eps};
       }
       std::weak_ptr<BiasTable>& known = known_tables_[key];
       table = known.lock();
@@ -125,7 +131,8 @@ void CpuBackend::write_kv(const AttentionLayer& attention_layer, const KvCacheVi
         const int group = spec.num_heads / spec.num_kv_heads;
         for (int64_t p = begin; p < end; ++p) {
           float* at = row + (p - begin) * ld;
-          for (int h = head * group; h < (head + 1) * group; ++h) layer.rope->rotate(p, at + int64_t{h} * spec.head_dim);
+          for (int h = head * group; h < (head + 1) * group; ++h)
+            layer.rope->rotate(p, at + int64_t{h} * spec.head_dim);
           layer.rope->rotate(p, at + k_begin + int64_t{head} * spec.head_dim);
         }
       }

@@ -35,7 +35,8 @@ std::string choose_isa(const std::string& wanted) {
       return level.name;
     }
   }
-  if (wanted != "auto") throw UsageError("unknown instruction set '{}': auto, portable, avx2, avx512, avx512vnni", wanted);
+  if (wanted != "auto")
+    throw UsageError("unknown instruction set '{}': auto, portable, avx2, avx512, avx512vnni", wanted);
   return "portable";
 }
 
@@ -128,7 +129,8 @@ void CpuBackend::add_sinusoidal(std::span<const SequenceRows> sequences, double 
       float* row = x + (seq.row_begin + r) * hidden;
       const auto position = static_cast<double>(seq.start_pos + r);
       for (int64_t d = 0; d < hidden; ++d) {
-        const double angle = position * std::exp(-std::log(theta) * static_cast<double>(d) / static_cast<double>(hidden));
+        const double angle =
+            position * std::exp(-std::log(theta) * static_cast<double>(d) / static_cast<double>(hidden));
         row[d] += static_cast<float>(d % 2 == 0 ? std::sin(angle) : std::cos(angle));
       }
     });
@@ -204,16 +206,30 @@ void CpuBackend::gemm(const CpuLinear& weights, const float* in, int64_t rows, f
     if (quantised != nullptr) {
       gemm_.gemm_int8({.x = quantised + row0 * int8_row_bytes(weights.k),
                        .x_scale = quantised_scale_.data() + row0,
-                       .rows = count, .k = weights.k, .n = weights.n,
+                       .rows = count,
+                       .k = weights.k,
+                       .n = weights.n,
                        .panels = weights.panels.as<int8_t>(),
-                       .w_scale = weights.scale.data(), .w_sum = weights.sum.data(),
-                       .first_panel = first, .last_panel = last,
-                       .y = out + row0 * weights.n, .ldy = weights.n, .accumulate = accumulate});
+                       .w_scale = weights.scale.data(),
+                       .w_sum = weights.sum.data(),
+                       .first_panel = first,
+                       .last_panel = last,
+                       .y = out + row0 * weights.n,
+                       .ldy = weights.n,
+                       .accumulate = accumulate});
     } else {
-      gemm_.gemm({.x = in + row0 * weights.k, .ldx = weights.k, .rows = count, .k = weights.k, .n = weights.n,
-                  .panels = weights.panels.data(), .dtype = weights.dtype,
-                  .first_panel = first, .last_panel = last,
-                  .y = out + row0 * weights.n, .ldy = weights.n, .accumulate = accumulate,
+      gemm_.gemm({.x = in + row0 * weights.k,
+                  .ldx = weights.k,
+                  .rows = count,
+                  .k = weights.k,
+                  .n = weights.n,
+                  .panels = weights.panels.data(),
+                  .dtype = weights.dtype,
+                  .first_panel = first,
+                  .last_panel = last,
+                  .y = out + row0 * weights.n,
+                  .ldy = weights.n,
+                  .accumulate = accumulate,
                   .unpack = workers_[static_cast<size_t>(worker)]->unpack.data()});
     }
   });

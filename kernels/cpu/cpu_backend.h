@@ -26,12 +26,14 @@ struct CpuBuffer final : DeviceBuffer {
 struct CpuLinear final : LinearWeights {
   int64_t in_features() const override { return k; }
   int64_t out_features() const override { return n; }
-  size_t size_bytes() const override { return panels.size() + scale.size() * sizeof(float) + sum.size() * sizeof(int32_t); }
+  size_t size_bytes() const override {
+    return panels.size() + scale.size() * sizeof(float) + sum.size() * sizeof(int32_t);
+  }
   int64_t k = 0, n = 0;
   DType dtype = DType::kF32;
   LazyMemory panels;
-  std::vector<float> scale;    // int8: [padded n]
-  std::vector<int32_t> sum;    // int8: [padded n]
+  std::vector<float> scale;  // int8: [padded n]
+  std::vector<int32_t> sum;  // int8: [padded n]
 };
 
 struct CpuAttention final : AttentionLayer {
@@ -82,13 +84,13 @@ class CpuBackend final : public Backend {
   // One block of query rows: positions of one sequence inside one tile, all query heads of one KV head.
   struct Block {
     const SequenceRows* sequence;
-    int64_t first_row;    // of the sequence's rows
+    int64_t first_row;  // of the sequence's rows
     int num_positions;
     int kv_head;
-    int first_head, num_heads;  // query heads taken together
-    int64_t diagonal_tile, first_tile;   // tiles [first_tile, diagonal_tile] may be visited
-    bool bounded;                        // every head has a finite reach
-    int64_t first_part = -1;             // split blocks: index of the anchor's state, then one per segment
+    int first_head, num_heads;          // query heads taken together
+    int64_t diagonal_tile, first_tile;  // tiles [first_tile, diagonal_tile] may be visited
+    bool bounded;                       // every head has a finite reach
+    int64_t first_part = -1;            // split blocks: index of the anchor's state, then one per segment
     int64_t first_segment() const { return first_tile / kSegmentTiles; }
     int64_t last_segment() const { return num_segments(diagonal_tile); }
   };
@@ -117,12 +119,12 @@ class CpuBackend final : public Backend {
   std::string isa_name_;
   ThreadPool pool_;
   std::vector<std::unique_ptr<Worker>> workers_;
-  std::vector<uint8_t> quantised_;       // int8 activations of one call
+  std::vector<uint8_t> quantised_;  // int8 activations of one call
   std::vector<float> quantised_scale_;
   std::vector<Block> blocks_;
   std::vector<Task> tasks_;
-  std::vector<float> partial_;           // states of split blocks
-  std::vector<AnchorInfo> anchors_;      // per part; only those of anchors are used
+  std::vector<float> partial_;       // states of split blocks
+  std::vector<AnchorInfo> anchors_;  // per part; only those of anchors are used
   // Equal heads share a table (a global prior, ALiBi).
   std::map<std::array<double, 6>, std::weak_ptr<BiasTable>> known_tables_;
   std::weak_ptr<const RopeTable> known_rope_;

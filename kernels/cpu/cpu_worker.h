@@ -23,8 +23,8 @@ struct CpuBackend::Worker {
   }
 
   int padded_dim;
-  std::vector<float> unpack;   // 16-bit weight panels as float32
-  std::vector<float> q;        // [kMaxRows][padded_dim]
+  std::vector<float> unpack;  // 16-bit weight panels as float32
+  std::vector<float> q;       // [kMaxRows][padded_dim]
   std::vector<float> rotated;
   std::vector<float> state;
   RowInfo rows[kMaxRows];

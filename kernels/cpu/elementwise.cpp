@@ -56,8 +56,7 @@ void SwiGlu(const float* gate, const float* up, int64_t n, float* out) {
     const F32x16 e = ExpNegative(magnitude);
     const F32x16 one = Set16(1.0f);
     F32x16 numerator;  // sigmoid(g) = 1 / (1 + e) for g >= 0, e / (1 + e) below
-    BAM_EACH_PART numerator.part[p] =
-        hn::IfThenElse(hn::Ge(g.part[p], hn::Zero(FloatTag())), one.part[p], e.part[p]);
+    BAM_EACH_PART numerator.part[p] = hn::IfThenElse(hn::Ge(g.part[p], hn::Zero(FloatTag())), one.part[p], e.part[p]);
     const F32x16 sigmoid = Div(numerator, Add(one, e));
     StoreSome(Mul(Mul(g, sigmoid), LoadSome(up + i, count)), out + i, count);
   });

@@ -10,7 +10,7 @@ namespace {
 
 // One number on its way into the cache; `index` counts elements of the tile's K or V array.
 struct Quantizer {
-  float scale = 1, minimum = 0;   // value = minimum + scale * code
+  float scale = 1, minimum = 0;  // value = minimum + scale * code
   float inverse = 1;
 };
 
@@ -46,8 +46,8 @@ int encode(const Quantizer& q, float value, int low, int high) {
 void put_nibble(uint8_t* bytes, int64_t index, int code) {
   // Groups of 16 elements take 8 bytes: element e < 8 in the low nibble of byte e, else in the high one of e - 8.
   uint8_t& byte = bytes[index / 16 * 8 + index % 8];
-  byte = index % 16 < 8 ? static_cast<uint8_t>((byte & 0xf0) | code)
-                        : static_cast<uint8_t>((byte & 0x0f) | (code << 4));
+  byte =
+      index % 16 < 8 ? static_cast<uint8_t>((byte & 0xf0) | code) : static_cast<uint8_t>((byte & 0x0f) | (code << 4));
 }
 
 int get_nibble(const uint8_t* bytes, int64_t index) {
@@ -69,8 +69,7 @@ Scales scales_at(std::byte* tile, size_t offset) {
 }
 
 template <typename Put>
-void store_row(const KvLayout& layout, std::byte* tile, size_t scale_offset, int slot, const float* row,
-               Put&& put) {
+void store_row(const KvLayout& layout, std::byte* tile, size_t scale_offset, int slot, const float* row, Put&& put) {
   Quantizer q;
   if (layout.dtype == DType::kI8) q = fit_int8(row, layout.head_dim);
   if (layout.dtype == DType::kI4) q = fit_int4(row, layout.head_dim);
@@ -142,8 +141,8 @@ constexpr float kWiden = 1.0f + 1e-5f;
 
 }  // namespace
 
-void store_tile_rows(const KvLayout& layout, std::byte* tile, int slot, int count, const float* k,
-                     const float* v, int64_t ld) {
+void store_tile_rows(const KvLayout& layout, std::byte* tile, int slot, int count, const float* k, const float* v,
+                     int64_t ld) {
   if (slot == 0) {  // a recycled page: padding and unused scales must read as zero, statistics as unfinished
     std::memset(tile + layout.k_scale_offset, 0, layout.stats_offset - layout.k_scale_offset);
     std::memset(tile + layout.v_offset, 0,

@@ -34,8 +34,8 @@ class BiasTable {
   float* zero_ = nullptr;
 };
 
-// exp(i * position * theta^(-2t/head_dim)) as the product of a coarse and a fine table, both double: exact to the last bit
-// of float32 at any position and small.
+// exp(i * position * theta^(-2t/head_dim)) as the product of a coarse and a fine table, both double: exact to the last
+// bit of float32 at any position and small.
 class RopeTable {
  public:
   RopeTable(double theta, int head_dim, RopeStyle style);

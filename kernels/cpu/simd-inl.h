@@ -1,6 +1,6 @@
 // Sixteen floats at a time on every instruction set: one register with AVX-512, two with AVX2, four with SSE2 or NEON.
-// All kernels are written on this block and on one fixed reduction tree, so the instruction sets with fused multiply-add
-// give the same bits. Included once per Highway target (no include guard in the usual sense).
+// All kernels are written on this block and on one fixed reduction tree, so the instruction sets with fused
+// multiply-add give the same bits. Included once per Highway target (no include guard in the usual sense).
 #if defined(BAM_KERNELS_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef BAM_KERNELS_CPU_SIMD_INL_H_
 #undef BAM_KERNELS_CPU_SIMD_INL_H_
@@ -45,9 +45,7 @@ HWY_INLINE F32x16 Load16(const float* from) {
   BAM_EACH_PART r.part[p] = hn::LoadU(FloatTag(), from + p * kLanes);
   return r;
 }
-HWY_INLINE void Store16(F32x16 v, float* to) {
-  BAM_EACH_PART hn::StoreU(v.part[p], FloatTag(), to + p * kLanes);
-}
+HWY_INLINE void Store16(F32x16 v, float* to) { BAM_EACH_PART hn::StoreU(v.part[p], FloatTag(), to + p * kLanes); }
 HWY_INLINE F32x16 Add(F32x16 a, F32x16 b) {
   BAM_EACH_PART a.part[p] = hn::Add(a.part[p], b.part[p]);
   return a;
@@ -116,8 +114,7 @@ HWY_INLINE F32x16 LoadF16(const uint16_t* from) {
 HWY_INLINE F32x16 LoadI8(const int8_t* from) {
   F32x16 r;
   const hn::Rebind<int8_t, FloatTag> db;
-  BAM_EACH_PART r.part[p] =
-      hn::ConvertTo(FloatTag(), hn::PromoteTo(IntTag(), hn::LoadU(db, from + p * kLanes)));
+  BAM_EACH_PART r.part[p] = hn::ConvertTo(FloatTag(), hn::PromoteTo(IntTag(), hn::LoadU(db, from + p * kLanes)));
   return r;
 }
 

@@ -1,6 +1,7 @@
 """What the black-box tests share: a real `bam serve` process, and clients that speak to it over plain sockets."""
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
@@ -30,7 +31,15 @@ def main():
     BAM = os.path.abspath(known.bam)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
-    unittest.main(argv=[sys.argv[0], *rest], module="__main__", verbosity=2, warnings="ignore")
+    result = unittest.main(argv=[sys.argv[0], *rest], module="__main__", verbosity=2, warnings="ignore", exit=False).result
+    sys.exit(exit_code(result))
+
+
+def exit_code(result):
+    """0: passed, 1: failed, 77: nothing could run, which CTest shows as skipped."""
+    if not result.wasSuccessful():
+        return 1
+    return 77 if result.skipped and result.testsRun <= len(result.skipped) else 0
 
 
 def checkpoint():
@@ -58,11 +67,12 @@ def numpy_python():
     return None
 
 
-def random_checkpoint(*arguments):
+def random_checkpoint(*arguments, parent=None):
+    """A new checkpoint; `parent` is a folder that somebody removes."""
     python = numpy_python()
     if python is None:
         raise unittest.SkipTest("SKIPPED: numpy is missing (apt-get install python3-numpy)")
-    folder = tempfile.mkdtemp(prefix="bam-test-") + "/random"
+    folder = (parent or tempfile.mkdtemp(prefix="bam-test-")) + "/random"
     subprocess.run([python, str(ROOT / "tools" / "make_random_checkpoint.py"), *arguments, folder], check=True,
                    stdout=subprocess.DEVNULL)
     return folder
@@ -100,6 +110,19 @@ class Server:
             self.process.kill()
             raise AssertionError("the server did not start:\n" + self.log())
         return self
+
+    def is_ready(self):
+        return self._ready.is_set()
+
+    def wait_listening(self, timeout=60):
+        """The port, as soon as the server answers; the model may still be loading."""
+        deadline = time.time() + timeout
+        while time.time() < deadline and self.process.poll() is None:
+            for line in self.lines:
+                if found := re.search(r"listening on .*://[^ ]*:(\d+)", line):
+                    return int(found.group(1))
+            time.sleep(0.02)
+        raise AssertionError("the server does not listen:\n" + self.log())
 
     def log(self):
         return "\n".join(self.lines[-60:])
@@ -170,6 +193,17 @@ class Server:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+
+
+@contextlib.contextmanager
+def running_server(*arguments, **options):
+    server = Server(*arguments, **options)
+    try:
+        yield server
+    except BaseException:
+        server.kill()
+        raise
+    server.stop()
 
 
 class Response:

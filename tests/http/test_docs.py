@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Every curl line of docs/api.md works, and its Python example runs with the official client."""
 
+import json
 import pathlib
 import re
 import shlex
+import shutil
 import subprocess
 import tempfile
 import unittest
@@ -32,6 +34,9 @@ class Documentation(unittest.TestCase):
 
     def test_curl_lines(self):
         count = 0
+        prompt = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. " * 20
+        (pathlib.Path(self.folder.name) / "handbook.json").write_text(json.dumps({"name": "handbook", "prompt": prompt}))
+        self.assertEqual(self.server.complete(prompt, max_tokens=1).status, 200)
         for block in blocks("bash"):
             for words in self.commands(block):
                 stream = None
@@ -39,11 +44,9 @@ class Documentation(unittest.TestCase):
                     stream = self.server.stream("/v1/completions", {"prompt": "x", "max_tokens": 100000, "ignore_eos": True,
                                                                     "request_id": "my-request"})
                     stream.next_event()
-                result = subprocess.run(words + ["-sS", "-w", "\n%{http_code}"], capture_output=True, text=True, timeout=60, check=False)
-                status = result.stdout.rsplit("\n", 1)[-1]
-                # A snapshot needs a prompt that was used before; the document says so.
-                expected = ("200", "400") if "/v1/kv/" in " ".join(words) else ("200",)
-                self.assertIn(status, expected, (words, result.stdout[-500:], result.stderr))
+                result = subprocess.run(words + ["-sS", "-w", "\n%{http_code}"], capture_output=True, text=True, timeout=120,
+                                        check=False, cwd=self.folder.name)
+                self.assertEqual(result.stdout.rsplit("\n", 1)[-1], "200", (words, result.stdout[-500:], result.stderr))
                 if stream:
                     stream.close()
                 count += 1
@@ -65,13 +68,24 @@ class Documentation(unittest.TestCase):
             self.assertTrue(re.search(rf"curl [^\n]*http://127\.0\.0\.1:8000{pattern}(\s|$)", DOCUMENT), path)
 
     def test_python_example(self):
-        python = pypi.python_with("openai")
+        python = pypi.python_with("openai<4")
         for block in blocks("python"):
             script = pathlib.Path(self.folder.name) / "example.py"
             script.write_text(block.replace("http://127.0.0.1:8000", self.base), encoding="utf-8")
             result = subprocess.run([python, str(script)], capture_output=True, text=True, timeout=120, check=False)
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertTrue(result.stdout.strip())
+
+    def test_node_example_is_valid_javascript(self):
+        """Its grammar only: the official client for Node comes from a registry that a test machine need not reach."""
+        node = shutil.which("node")
+        if node is None:
+            self.skipTest("SKIPPED: node is not installed")
+        for block in blocks("javascript"):
+            script = pathlib.Path(self.folder.name) / "example.mjs"
+            script.write_text(block, encoding="utf-8")
+            result = subprocess.run([node, "--check", str(script)], capture_output=True, text=True, timeout=60, check=False)
+            self.assertEqual(result.returncode, 0, result.stderr)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pypi
 
 class OpenAiClient(unittest.TestCase):
     def test_official_client(self):
-        python = pypi.python_with("openai")
+        python = pypi.python_with("openai<4")
         server = bamtest.Server("--api-key", "right", "--max-num-seqs", "4", "--max-queue", "4")
         try:
             script = pathlib.Path(__file__).with_name("openai_client_checks.py")

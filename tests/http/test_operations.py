@@ -112,7 +112,7 @@ class CommandLine(unittest.TestCase):
         sizes = [entry["bytes_per_token"] for entry in report["kv"]]
         self.assertEqual(sizes, sorted(sizes, reverse=True))
         self.assertIn("reach@", run("inspect", "--model", bamtest.checkpoint()).stdout)
-        report = json.loads(run("inspect", "--model", "demo", "--json", "--measure", "4096").stdout)
+        report = json.loads(run("inspect", "--model", bamtest.checkpoint(), "--json", "--measure", "4096").stdout)
         heads = [head["class"] for head in report["prior"]]
         self.assertEqual(set(report["measured"]["classes"]), set(heads))
         rows = 4096 * (4096 // 64 + 1) // 2  # about so many (row, tile) pairs per head; the last layer reads fewer rows

@@ -70,7 +70,8 @@ struct RunResult {
 
 // Writes all keys in chunks, then asks for the queries at positions [n - queries, n), `at_once` rows per call.
 RunResult run(const std::string& isa, int threads, const AttentionSpec& spec, const std::vector<float>& qkv, int64_t n,
-              int64_t queries, int64_t at_once, DType dtype, bool certified, float epsilon = 0x1p-20f, int page_size = 64) {
+              int64_t queries, int64_t at_once, DType dtype, bool certified, float epsilon = 0x1p-20f,
+              int page_size = 64) {
   const auto backend = make_cpu_backend({.num_threads = threads, .isa = isa});
   const auto layer = backend->make_attention(spec);
   AttentionLayer* layers[] = {layer.get()};
@@ -89,7 +90,8 @@ RunResult run(const std::string& isa, int threads, const AttentionSpec& spec, co
     const int64_t count = std::min(at_once, queries - q), start = n - queries + q;
     const SequenceRows seq = cache.rows(start, count);
     backend->attention(*layer, cache.view, {&seq, 1}, {}, rows.data() + start * kWidth,
-                       {.certified = certified, .epsilon = epsilon}, result.out.data() + q * kHeads * kDim, result.counters);
+                       {.certified = certified, .epsilon = epsilon}, result.out.data() + q * kHeads * kDim,
+                       result.counters);
   }
   return result;
 }
@@ -188,7 +190,8 @@ TEST_P(LongAttention, InstructionSetsAgree) {
     for (const char* isa : {"portable", "avx2", "avx512"}) {
       try {
         const auto other = run(isa, 1, spec, qkv, n, 70, 70, dtype, true);
-        for (size_t i = 0; i < best.out.size(); ++i) ASSERT_NEAR(best.out[i], other.out[i], 4e-5) << isa << " " << dtype_name(dtype);
+        for (size_t i = 0; i < best.out.size(); ++i)
+          ASSERT_NEAR(best.out[i], other.out[i], 4e-5) << isa << " " << dtype_name(dtype);
       } catch (const UsageError&) {
         continue;  // this CPU lacks it
       }
@@ -196,7 +199,8 @@ TEST_P(LongAttention, InstructionSetsAgree) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(SSMax, LongAttention, ::testing::Bool(), [](const auto& info) { return info.param ? "on" : "off"; });
+INSTANTIATE_TEST_SUITE_P(SSMax, LongAttention, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "on" : "off"; });
 
 TEST(Attention, QuantisedCachesStayClose) {
   const AttentionSpec spec = make_spec(true);
@@ -206,7 +210,8 @@ TEST(Attention, QuantisedCachesStayClose) {
   for (const auto& [dtype, tolerance] : {std::pair{DType::kF16, 4e-3}, {DType::kI8, 6e-2}, {DType::kI4, 0.8}}) {
     const auto other = run("auto", 2, spec, qkv, n, 64, 64, dtype, true);
     double worst = 0;
-    for (size_t i = 0; i < exact.out.size(); ++i) worst = std::max(worst, std::fabs(static_cast<double>(exact.out[i]) - other.out[i]));
+    for (size_t i = 0; i < exact.out.size(); ++i)
+      worst = std::max(worst, std::fabs(static_cast<double>(exact.out[i]) - other.out[i]));
     EXPECT_LT(worst, tolerance) << dtype_name(dtype);
     EXPECT_GT(worst, 0) << dtype_name(dtype) << " cannot be exact";
   }

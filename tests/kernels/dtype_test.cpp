@@ -28,7 +28,7 @@ TEST(DType, HalfAgreesWithItsDefinition) {
   EXPECT_TRUE(std::isinf(f16_to_f32(0x7c00)));
   EXPECT_TRUE(std::isinf(f16_to_f32(f32_to_f16(65520.0f))));  // halfway to 65536 rounds to even, out of range
   EXPECT_EQ(f16_to_f32(f32_to_f16(65519.0f)), 65504.0f);
-  EXPECT_EQ(f16_to_f32(f32_to_f16(1.0f + 0x1p-11f)), 1.0f);               // tie to even
+  EXPECT_EQ(f16_to_f32(f32_to_f16(1.0f + 0x1p-11f)), 1.0f);                // tie to even
   EXPECT_EQ(f16_to_f32(f32_to_f16(1.0f + 3 * 0x1p-11f)), 1.0f + 0x1p-9f);  // tie to even, upwards
 }
 

@@ -91,7 +91,8 @@ TEST_P(LinearTest, ARowHasTheSameBitsInAnyCompany) {
     backend->linear_add(*weights, x.data(), rows, sum.data());
     std::vector<float> one(static_cast<size_t>(n), 0.5f);
     backend->linear_add(*weights, x.data() + (rows - 1) * k, 1, one.data());
-    ASSERT_EQ(std::memcmp(sum.data() + (rows - 1) * n, one.data(), one.size() * sizeof(float)), 0) << rows << " rows added";
+    ASSERT_EQ(std::memcmp(sum.data() + (rows - 1) * n, one.data(), one.size() * sizeof(float)), 0)
+        << rows << " rows added";
   }
 }
 
@@ -124,15 +125,17 @@ TEST(Linear, StackedPartsAreTheirConcatenation) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, LinearTest,
-                         ::testing::ValuesIn([] {
+INSTANTIATE_TEST_SUITE_P(All, LinearTest, ::testing::ValuesIn([] {
                            std::vector<Case> cases;
                            for (const char* isa : {"portable", "avx2", "avx512", "avx512vnni"}) {
-                             for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI8}) cases.push_back({isa, dtype});
+                             for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI8})
+                               cases.push_back({isa, dtype});
                            }
                            return cases;
                          }()),
-                         [](const auto& info) { return info.param.isa + "_" + std::string(dtype_name(info.param.dtype)); });
+                         [](const auto& info) {
+                           return info.param.isa + "_" + std::string(dtype_name(info.param.dtype));
+                         });
 
 }  // namespace
 }  // namespace bam

@@ -203,7 +203,8 @@ std::vector<int32_t> random_tokens(int64_t n, int64_t vocab, uint32_t seed) {
 }
 
 ModelHarness::ModelHarness(const TestCheckpoint& checkpoint, const HarnessOptions& options)
-    : options_(options), backend_(make_cpu_backend({.num_threads = options.num_threads})) {
+    : options_(options),
+      backend_(options.backend ? options.backend : make_cpu_backend({.num_threads = options.num_threads})) {
   const ModelConfig& config = checkpoint.config();
   const ModelOptions model_options = {.weight_dtype = options.weight_dtype,
                                       .max_rows = options.max_tokens * options.num_sequences,

@@ -95,6 +95,7 @@ struct HarnessOptions {
   int64_t max_tokens = 320;  // per sequence
   AttentionOptions attention;
   bool use_reach = true;
+  std::shared_ptr<Backend> backend;  // null: a CPU backend with num_threads
 };
 
 // A model and a cache for a few sequences whose pages are scattered and start out as NaN.
@@ -127,7 +128,7 @@ class ModelHarness {
   int32_t& table_entry(int sequence, int64_t group, int64_t page);
 
   HarnessOptions options_;
-  std::unique_ptr<Backend> backend_;
+  std::shared_ptr<Backend> backend_;
   std::unique_ptr<BamModel> model_;
   std::unique_ptr<DeviceBuffer> memory_;
   KvCacheView kv_;

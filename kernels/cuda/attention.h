@@ -1,0 +1,122 @@
+// Fused paged attention with certified skipping: what host and kernels share.
+//
+// The result of a row is defined by the row alone (its position, query, head and the pages), in this order:
+//   anchor    its own tile D and tile D - 1; where tiles are left out by bounds and the prior does not decay also the
+//             "seed": the finished tile that promises most
+//   segments  tiles D - 2 ... 0 in fixed segments of 8 tiles, newest first, each from an empty softmax state
+//   merge     anchor, then segments from new to old
+// A tile that a row leaves out changes no bit of its state, so rows of different wishes can share a tile's visit. One
+// block per query block, or many (split over segments) with a merge kernel: the same operations in the same order.
+//
+//   query block = up to 64 rows: positions inside one tile x query heads of one KV head; row = head * positions +
+//   position
+//
+//   bounds on, rows far enough:   seed -> anchor -> masks -> list -> attention over the list (-> merge)
+//   else:                         attention over all segments within reach (-> merge)
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/kv_cache.h"
+#include "kernels/dtype.h"
+
+namespace bam::cuda {
+
+inline constexpr int kMaxBlockRows = 64;
+inline constexpr int kSegmentTiles = 8;
+inline constexpr int kSegmentsPerSuper = kSuperTiles / kSegmentTiles;
+// Rows whose own tile is before this one read everything within reach: bounds would cost more than they save.
+inline constexpr int kFirstBoundedTile = 8;
+
+// Static facts of one query head.
+struct HeadParams {
+  const float* bias = nullptr;  // bias[d] = B(d) for d < bias_size; null: no bias
+  int bias_size = 0;
+  int reach = -1;            // keys further away are left out by proof; -1: none
+  int peak = 0;              // distance of the largest B
+  bool scaled_bias = false;  // multiply B by c_i
+  bool decaying = false;     // bias_scale * B never grows with distance beyond `peak`
+  bool ssmax = false;
+  double seq_scale = 1;
+};
+
+struct QueryBlock {
+  const int32_t* pages;  // block table of the KV head's group
+  int out_row;           // row of the first position
+  int position;          // first position
+  int num_positions;
+  int first_head, num_heads;
+  int kv_head;
+  int diagonal_tile;  // tile of every row's own key
+  int first_tile;     // no row needs an older tile
+  int first_slot;     // softmax states: the anchor's slot, then one per listed segment; -1: none
+  int mask_offset;    // masks of tiles first_tile ... D - 2; -1: every row wants every tile
+  int list_offset;    // segments to visit, newest first; only with masks
+};
+
+enum class WorkKind : int {
+  kWhole,   // anchor and all segments, then the output
+  kAnchor,  // the anchor into its slot
+  kRest,    // from the anchor's slot over all segments to the output
+  kPart,    // segments part, part + parts, ... of the list, each into its slot
+};
+struct WorkItem {
+  int block;
+  WorkKind kind;
+  int part, parts;
+};
+
+// Counters of one head, only ever growing.
+struct DeviceCounters {
+  unsigned long long visited, bound_tests;
+};
+
+struct AttentionArgs {
+  KvPages kv;
+  const HeadParams* heads = nullptr;  // [heads]
+  const QueryBlock* blocks = nullptr;
+  const WorkItem* items = nullptr;
+  const int32_t* query_rows = nullptr;  // row of qkv for a row of out; null: the same
+  const void* qkv = nullptr;            // operands
+  long long qkv_stride = 0;
+  void* out = nullptr;  // [rows, heads * head_dim] operands
+  long long out_stride = 0;
+  DType operand = DType::kF32;
+  int window = -1;
+  bool certified = false;
+  float log_epsilon = 0;
+  float* slots = nullptr;  // [slots][kMaxBlockRows or 16][2 + padded_dim]: max, sum, values
+  int slot_rows = 0;
+  unsigned long long* masks = nullptr;   // rows that want a tile
+  int32_t* list = nullptr;               // segments with any such tile
+  int32_t* list_size = nullptr;          // [blocks]
+  int32_t* seeds = nullptr;              // [blocks][kMaxBlockRows]; -1: none. Null before there are any
+  const uint8_t* super_heads = nullptr;  // [kv heads] super-tile boxes are kept
+  DeviceCounters* counters = nullptr;    // [heads]
+};
+
+// One kernel launch over num_items work items. All blocks of a launch have at most `max_rows` rows.
+void attention_plain(const AttentionArgs& args, int num_items, cudaStream_t stream);
+// Tensor cores: 16-bit operands, KV in kF16, kBF16 or kI8, padded head_dim up to 128.
+// bias_floats: room for the bias of one stage, see bias_stage_floats().
+void attention_mma(const AttentionArgs& args, int num_items, int max_rows, int bias_floats, cudaStream_t stream);
+void prepare_attention_mma(int max_shared_bytes);
+bool attention_mma_supports(DType operand, const KvLayout& layout);
+// Keys of one step of the tensor-core pipeline.
+inline constexpr int kStageKeys = 32;
+constexpr int bias_stage_floats(int num_heads, int num_positions) {
+  return num_heads * (num_positions + kStageKeys - 1);
+}
+
+// Split blocks: merges the slots of the blocks listed in items (kind unused) into the output.
+void attention_merge(const AttentionArgs& args, int num_items, cudaStream_t stream);
+
+// certify.cu, in this order around an attention launch of kAnchor items. items: one per block (kind unused).
+void find_seeds(const AttentionArgs& args, int num_items, cudaStream_t stream);
+void mark_tiles(const AttentionArgs& args, int num_items, int max_supers, cudaStream_t stream);
+void list_segments(const AttentionArgs& args, int num_items, cudaStream_t stream);
+void prepare_certify();
+
+}  // namespace bam::cuda

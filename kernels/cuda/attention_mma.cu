@@ -1,0 +1,137 @@
+// Attention on tensor cores (sm_80 and later). A block is one query block: warp w owns rows 16 w ... 16 w + 15, keys
+// come in stages of 32 through a ring of two buffers filled by cp.async while the other one is in use.
+//
+//   stage in shared memory      K [dims][32 keys]  rows of 64 + 16 bytes      V [32 keys][dims]  rows of 2 dims + 16
+//   bytes
+//                               bias [heads][positions + 31]  B for every distance between the block's rows and the
+//                               keys
+//   (16 bytes of padding put the 8 rows that one ldmatrix reads into different banks)
+//
+// Scores and softmax are float32; weights are rounded to the KV cache's 16-bit format for the second product. int8 keys
+// enter as exact integers and are scaled in float32 afterwards, int8 values are scaled on their way to shared memory.
+#include <algorithm>
+
+#include "kernels/cuda/attention_mma_block.h"
+#include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/memory.h"
+
+namespace bam::cuda {
+namespace {
+
+using namespace mma;  // NOLINT
+
+// grid: items; one warp for blocks of up to 16 rows, else four
+template <typename C>
+__global__ void __launch_bounds__(kMaxThreads) attention_mma_kernel(AttentionArgs args, int bias_floats) {
+  BAM_DYNAMIC_SHARED(unsigned char, shared);
+  BAM_SHARED(Run, run);
+  BAM_SHARED(QueryBlock, block);
+  BAM_SHARED(int, next_row);
+  const WorkItem item = args.items[blockIdx.x];
+  if (threadIdx.x == 0) block = args.blocks[item.block];
+  __syncthreads();
+  Kernel<C> kernel{args,
+                   block,
+                   shared,
+                   run,
+                   num_rows(block),
+                   static_cast<int>(blockDim.x),
+                   static_cast<int>(threadIdx.x) / 32,
+                   static_cast<int>(threadIdx.x) % 32,
+                   block.num_positions + kStageKeys - 1,
+                   bias_floats};
+  Fragment<C> f;
+  kernel.load_queries(f);
+  kernel.clear_padding();
+  clear(f);
+  const int entries = item.kind == WorkKind::kAnchor ? 0 : num_segments(args, block, item.block);
+  const bool part = item.kind == WorkKind::kPart, to_slots = part || item.kind == WorkKind::kAnchor;
+  float max[2] = {}, sum[2] = {};
+  if (item.kind == WorkKind::kRest) {
+    kernel.load_slot(0, f);
+    kernel.keep_total(f, max, sum);
+  }
+  // One loop for the anchor (its tiles, then a few seeds at a time) and for segments: the code of a visit is large.
+  bool anchor = item.kind == WorkKind::kWhole || item.kind == WorkKind::kAnchor, first = true;
+  int seed_row = args.seeds == nullptr ? kernel.rows : 0;
+  for (int e = part ? item.part : 0; anchor || e < entries;) {
+    if (!anchor) {
+      kernel.build_segment(segment_at(args, block, e));
+      clear(f);
+    } else if (first) {
+      kernel.build_anchor();
+    } else {
+      seed_row = kernel.build_seeds(args.seeds + item.block * kMaxBlockRows, seed_row, next_row);
+    }
+    kernel.visit_run(f);
+    first = false;
+    if (anchor && seed_row < kernel.rows) continue;
+    kernel.finish_sums(f);
+    if (to_slots) {
+      kernel.store_slot(anchor ? 0 : 1 + e, f);
+    } else if (anchor) {
+      kernel.keep_total(f, max, sum);
+    } else {
+      kernel.merge_total(f, max, sum);
+    }
+    if (!anchor) e += part ? item.parts : 1;
+    anchor = false;
+  }
+  if (!to_slots) kernel.store_output(sum);
+  const int row = kernel.warp * 16 + kernel.lane;
+  if (kernel.lane < 16 && row < kernel.rows && kernel.visited != 0) {
+    atomicAdd(&args.counters[block.first_head + row / block.num_positions].visited,
+              static_cast<unsigned long long>(kernel.visited));
+  }
+}
+
+// Calls body(Config) for the kernel that fits the cache.
+template <typename Body>
+void with_config(const KvLayout& layout, Body&& body) {
+  const auto sized = [&]<typename T, bool kQuantised>() {
+    const int dims = layout.padded_dim / 16;
+    if (dims <= 2) return body(Config<T, kQuantised, 2>());
+    if (dims == 3) return body(Config<T, kQuantised, 3>());
+    if (dims == 4) return body(Config<T, kQuantised, 4>());
+    if (dims <= 6) return body(Config<T, kQuantised, 6>());
+    return body(Config<T, kQuantised, 8>());
+  };
+  if (layout.dtype == DType::kBF16) return sized.template operator()<__nv_bfloat16, false>();
+  if (layout.dtype == DType::kI8) return sized.template operator()<__half, true>();
+  return sized.template operator()<__half, false>();
+}
+
+}  // namespace
+
+bool attention_mma_supports(DType operand, const KvLayout& layout) {
+  return operand != DType::kF32 && layout.padded_dim <= 128 &&
+         (layout.dtype == DType::kF16 || layout.dtype == DType::kBF16 || layout.dtype == DType::kI8);
+}
+
+void attention_mma(const AttentionArgs& args, int num_items, int max_rows, int bias_floats, cudaStream_t stream) {
+  const int threads = max_rows <= 16 ? 32 : kMaxThreads;
+  with_config(args.kv.layout, [&](auto config) {
+    using C = decltype(config);
+    check(launch(attention_mma_kernel<C>, dim3(static_cast<unsigned>(num_items)), dim3(static_cast<unsigned>(threads)),
+                 SharedLayout<C>::bytes(threads, bias_floats), stream, args, bias_floats),
+          "attention_mma_kernel");
+  });
+}
+
+void prepare_attention_mma(int max_shared_bytes) {
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kI8}) {
+    for (const int padded_dim : {32, 48, 64, 96, 128}) {
+      KvLayout layout;
+      layout.dtype = dtype;
+      layout.padded_dim = padded_dim;
+      with_config(layout, [&](auto config) {
+        using C = decltype(config);
+        const size_t most = SharedLayout<C>::bytes(kMaxThreads, bias_stage_floats(kMaxBlockRows, 1));
+        check(allow_shared(attention_mma_kernel<C>, std::min(most, static_cast<size_t>(max_shared_bytes))),
+              "cudaFuncSetAttribute(attention_mma)");
+      });
+    }
+  }
+}
+
+}  // namespace bam::cuda

@@ -1,0 +1,212 @@
+// Attention without tensor cores: every KV format, float32 arithmetic, any device. One warp per query row; lanes are
+// keys while scores are computed and dims while values are added up. Also the merge of split blocks.
+#include "kernels/cuda/attention_rows.h"
+#include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/memory.h"
+
+namespace bam::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kMaxDim = 256;
+constexpr int kDimsPerLane = kMaxDim / 32;
+
+// Softmax state of one row: max and sum the same in all lanes, values of dims lane, lane + 32, ...
+struct State {
+  float max, sum;
+  float out[kDimsPerLane];
+};
+
+__device__ __forceinline__ void clear(State& state) {
+  state.max = minus_infinity();
+  state.sum = 0;
+#pragma unroll
+  for (int i = 0; i < kDimsPerLane; ++i) state.out[i] = 0;
+}
+
+__device__ __forceinline__ void merge(State& into, const State& from) {
+  const MergeFactors factors = merge_factors(into.max, from.max);
+  into.sum = fmaf(into.sum, factors.keep, from.sum * factors.add);
+#pragma unroll
+  for (int i = 0; i < kDimsPerLane; ++i) into.out[i] = fmaf(into.out[i], factors.keep, from.out[i] * factors.add);
+}
+
+__device__ __forceinline__ void store_slot(const AttentionArgs& args, float* slot, int row, const State& state,
+                                           int lane) {
+  const int dim = args.kv.layout.padded_dim;
+  if (lane == 0) {
+    slot[row] = state.max;
+    slot[args.slot_rows + row] = state.sum;
+  }
+  float* values = slot + 2 * args.slot_rows + static_cast<long long>(row) * dim;
+#pragma unroll
+  for (int i = 0; i < kDimsPerLane; ++i) {
+    if (lane + 32 * i < dim) values[lane + 32 * i] = state.out[i];
+  }
+}
+
+__device__ __forceinline__ void load_slot(const AttentionArgs& args, const float* slot, int row, State& state,
+                                          int lane) {
+  const int dim = args.kv.layout.padded_dim;
+  state.max = slot[row];
+  state.sum = slot[args.slot_rows + row];
+  const float* values = slot + 2 * args.slot_rows + static_cast<long long>(row) * dim;
+#pragma unroll
+  for (int i = 0; i < kDimsPerLane; ++i) state.out[i] = lane + 32 * i < dim ? values[lane + 32 * i] : 0.0f;
+}
+
+__device__ __forceinline__ void store_row(const AttentionArgs& args, const QueryBlock& block, int row,
+                                          const State& state, int lane) {
+#pragma unroll
+  for (int i = 0; i < kDimsPerLane; ++i) {
+    if (lane + 32 * i < args.kv.layout.head_dim)
+      store_result(args, block, row, lane + 32 * i, state.out[i] / state.sum);
+  }
+}
+
+// One row at work.
+struct RowWork {
+  const AttentionArgs& args;
+  const QueryBlock& block;
+  const HeadParams& head;
+  RowInfo row;
+  const float* q;  // shared, [head_dim], scaled
+  float* weights;  // shared, [kTileKeys]
+  int lane;
+  unsigned long long visited = 0;
+
+  // The logit of the key at `slot`, or minus infinity where this row may not look.
+  __device__ __forceinline__ float logit(const unsigned char* tile, int tile_index, int slot) const {
+    const KvLayout& layout = args.kv.layout;
+    const int key = tile_index * kTileKeys + slot;
+    if (key > row.position || key < row.first_key) return minus_infinity();
+    const unsigned char* keys = tile + layout.k_offset;
+    const auto* scales = reinterpret_cast<const uint16_t*>(tile + layout.k_scale_offset);
+    float dot = 0;
+    for (int d = 0; d < layout.head_dim; ++d) {
+      dot = fmaf(q[d], load_stored(layout.dtype, keys, scales, slot, key_index(layout.head_dim, slot, d)), dot);
+    }
+    return head.bias == nullptr ? dot : fmaf(row.bias_scale, head.bias[row.position - key], dot);
+  }
+
+  __device__ __forceinline__ void visit(int tile_index, State& state) {
+    const unsigned char* tile = tile_pointer(args.kv, block.pages, tile_index);
+    if (tile == nullptr || tile_index * kTileKeys + kTileKeys - 1 < row.first_key) return;
+    ++visited;
+    const KvLayout& layout = args.kv.layout;
+    const float first = logit(tile, tile_index, lane), second = logit(tile, tile_index, lane + 32);
+    const float largest = fmaxf(state.max, warp_max(fmaxf(first, second)));
+    const float scale = exp_negative(state.max - largest);
+    state.max = largest;
+    weights[lane] = exp_negative(first - largest);
+    weights[lane + 32] = exp_negative(second - largest);
+    state.sum = fmaf(state.sum, scale, warp_sum(weights[lane] + weights[lane + 32]));
+    __syncwarp();
+    const unsigned char* values = tile + layout.v_offset;
+    const auto* scales = reinterpret_cast<const uint16_t*>(tile + layout.v_scale_offset);
+    // Slots after the row's own position may not be written yet.
+    const int ahead = row.position - tile_index * kTileKeys;
+    const int slots = ahead < kTileKeys ? ahead + 1 : kTileKeys;
+#pragma unroll
+    for (int i = 0; i < kDimsPerLane; ++i) {
+      const int d = lane + 32 * i;
+      if (d >= layout.head_dim) continue;
+      float sum = state.out[i] * scale;
+      for (int slot = 0; slot < slots; ++slot) {
+        sum = fmaf(weights[slot], load_stored(layout.dtype, values, scales, slot, slot * layout.padded_dim + d), sum);
+      }
+      state.out[i] = sum;
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void anchor(int seed, State& state) {
+    clear(state);
+    visit(block.diagonal_tile, state);
+    if (block.diagonal_tile > 0) visit(block.diagonal_tile - 1, state);
+    if (seed >= 0) visit(seed, state);
+  }
+
+  __device__ __forceinline__ void segment(int segment, int row_in_block, State& state) {
+    clear(state);
+    const int last = segment * kSegmentTiles + kSegmentTiles - 1, newest = block.diagonal_tile - 2;
+    const int first = segment * kSegmentTiles;
+    for (int t = last < newest ? last : newest; t >= first && t >= block.first_tile; --t) {
+      if ((tile_mask(args, block, t) >> row_in_block & 1) != 0) visit(t, state);
+    }
+  }
+};
+
+// grid: (items, rows / kWarps)
+__global__ void __launch_bounds__(kWarps * 32) attention_plain_kernel(AttentionArgs args) {
+  BAM_SHARED(float, queries, [kWarps][kMaxDim]);
+  BAM_SHARED(float, weights, [kWarps][kTileKeys]);
+  const WorkItem item = args.items[blockIdx.x];
+  const QueryBlock block = args.blocks[item.block];
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int row = static_cast<int>(blockIdx.y) * kWarps + warp;
+  if (row >= num_rows(block)) return;
+  const RowInfo info = row_info(args, block, row);
+  const long long at = query_offset(args, block, row);
+  for (int d = lane; d < args.kv.layout.head_dim; d += 32) {
+    queries[warp][d] = load_operand(args.operand, args.qkv, at + d) * info.content_scale;
+  }
+  __syncwarp();
+  RowWork work{args, block, args.heads[info.head], info, queries[warp], weights[warp], lane};
+  State total, segment;
+  const int entries = item.kind == WorkKind::kAnchor ? 0 : num_segments(args, block, item.block);
+  if (item.kind == WorkKind::kPart) {
+    for (int e = item.part; e < entries; e += item.parts) {
+      work.segment(segment_at(args, block, e), row, segment);
+      store_slot(args, slot_at(args, block, 1 + e), row, segment, lane);
+    }
+  } else {
+    if (item.kind == WorkKind::kRest) {
+      load_slot(args, slot_at(args, block, 0), row, total, lane);
+    } else {
+      work.anchor(args.seeds == nullptr ? -1 : args.seeds[item.block * kMaxBlockRows + row], total);
+    }
+    for (int e = 0; e < entries; ++e) {
+      work.segment(segment_at(args, block, e), row, segment);
+      merge(total, segment);
+    }
+    if (item.kind == WorkKind::kAnchor) {
+      store_slot(args, slot_at(args, block, 0), row, total, lane);
+    } else {
+      store_row(args, block, row, total, lane);
+    }
+  }
+  if (lane == 0) atomicAdd(&args.counters[info.head].visited, work.visited);
+}
+
+// grid: (items, rows / kWarps)
+__global__ void __launch_bounds__(kWarps * 32) attention_merge_kernel(AttentionArgs args) {
+  const WorkItem item = args.items[blockIdx.x];
+  const QueryBlock block = args.blocks[item.block];
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int row = static_cast<int>(blockIdx.y) * kWarps + static_cast<int>(threadIdx.x) / 32;
+  if (row >= num_rows(block)) return;
+  State total, segment;
+  load_slot(args, slot_at(args, block, 0), row, total, lane);
+  const int entries = num_segments(args, block, item.block);
+  for (int e = 0; e < entries; ++e) {
+    load_slot(args, slot_at(args, block, 1 + e), row, segment, lane);
+    merge(total, segment);
+  }
+  store_row(args, block, row, total, lane);
+}
+
+}  // namespace
+
+void attention_plain(const AttentionArgs& args, int num_items, cudaStream_t stream) {
+  BAM_CHECK(args.kv.layout.padded_dim <= kMaxDim);
+  const dim3 grid(static_cast<unsigned>(num_items), kMaxBlockRows / kWarps);
+  check(launch(attention_plain_kernel, grid, dim3(kWarps * 32), 0, stream, args), "attention_plain_kernel");
+}
+
+void attention_merge(const AttentionArgs& args, int num_items, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(num_items), static_cast<unsigned>(ceil_div(args.slot_rows, kWarps)));
+  check(launch(attention_merge_kernel, grid, dim3(kWarps * 32), 0, stream, args), "attention_merge_kernel");
+}
+
+}  // namespace bam::cuda

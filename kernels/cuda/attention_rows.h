@@ -1,0 +1,102 @@
+// Device-side arithmetic that every attention kernel shares: rows, segments, slots.
+#pragma once
+
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/numeric.h"
+#include "kernels/cuda/ptx.h"
+#include "kernels/prior.h"
+
+namespace bam::cuda {
+
+__device__ __forceinline__ int num_rows(const QueryBlock& block) { return block.num_positions * block.num_heads; }
+
+// What one query row knows about itself.
+struct RowInfo {
+  int head = 0;
+  int position = 0;
+  int first_key = 0;        // window or reach: keys before it are not seen
+  float content_scale = 0;  // multiplies q.k
+  float bias_scale = 0;     // multiplies B
+  float skip_margin = 0;    // ln(eps) - ln(n_i)
+};
+
+__device__ __forceinline__ RowInfo row_info(const AttentionArgs& args, const QueryBlock& block, int row) {
+  RowInfo info;
+  info.head = block.first_head + row / block.num_positions;
+  info.position = block.position + row % block.num_positions;
+  const HeadParams& head = args.heads[info.head];
+  const long long visible = visible_keys(info.position, args.window);
+  const RowScales scales = row_scales(head.ssmax, head.scaled_bias, head.seq_scale, visible, args.kv.layout.head_dim);
+  info.content_scale = scales.content;
+  info.bias_scale = scales.bias;
+  info.skip_margin = args.log_epsilon - static_cast<float>(log(static_cast<double>(visible)));
+  const int reach = args.window >= 0 ? args.window : (args.certified ? head.reach : -1);
+  info.first_key = reach < 0 || info.position < reach ? 0 : info.position - reach;
+  return info;
+}
+
+// Where a row's query starts in qkv, in elements.
+__device__ __forceinline__ long long query_offset(const AttentionArgs& args, const QueryBlock& block, int row) {
+  const int out_row = block.out_row + row % block.num_positions;
+  const long long source = args.query_rows == nullptr ? out_row : args.query_rows[out_row];
+  return source * args.qkv_stride +
+         static_cast<long long>(block.first_head + row / block.num_positions) * args.kv.layout.head_dim;
+}
+
+__device__ __forceinline__ float load_operand(DType dtype, const void* data, long long at) {
+  switch (dtype) {
+    case DType::kF16: return to_float(static_cast<const __half*>(data)[at]);
+    case DType::kBF16: return to_float(static_cast<const __nv_bfloat16*>(data)[at]);
+    default: return static_cast<const float*>(data)[at];
+  }
+}
+
+// out row `row` of the block, dim d.
+__device__ __forceinline__ void store_result(const AttentionArgs& args, const QueryBlock& block, int row, int d,
+                                             float value) {
+  const long long at = (block.out_row + row % block.num_positions) * args.out_stride +
+                       static_cast<long long>(block.first_head + row / block.num_positions) * args.kv.layout.head_dim +
+                       d;
+  switch (args.operand) {
+    case DType::kF16: static_cast<__half*>(args.out)[at] = from_float<__half>(value); return;
+    case DType::kBF16: static_cast<__nv_bfloat16*>(args.out)[at] = from_float<__nv_bfloat16>(value); return;
+    default: static_cast<float*>(args.out)[at] = value; return;
+  }
+}
+
+// exp(x) for x <= 0 as every path computes it.
+__device__ __forceinline__ float exp_negative(float x) { return exp2_approx(x * kLog2E); }
+
+// Segments of a block's list, without masks: all from the newest on.
+__device__ __forceinline__ int num_segments(const AttentionArgs& args, const QueryBlock& block, int block_index) {
+  if (block.mask_offset >= 0) return args.list_size[block_index];
+  const int newest = block.diagonal_tile - 2;
+  return newest < block.first_tile ? 0 : newest / kSegmentTiles - block.first_tile / kSegmentTiles + 1;
+}
+__device__ __forceinline__ int segment_at(const AttentionArgs& args, const QueryBlock& block, int entry) {
+  if (block.mask_offset >= 0) return args.list[block.list_offset + entry];
+  return (block.diagonal_tile - 2) / kSegmentTiles - entry;
+}
+__device__ __forceinline__ unsigned long long tile_mask(const AttentionArgs& args, const QueryBlock& block, int tile) {
+  return block.mask_offset >= 0 ? args.masks[block.mask_offset + tile - block.first_tile] : ~0ull;
+}
+
+// Slot layout: max [slot_rows], sum [slot_rows], values [slot_rows][padded_dim].
+__device__ __forceinline__ float* slot_at(const AttentionArgs& args, const QueryBlock& block, int slot) {
+  return args.slots +
+         static_cast<long long>(block.first_slot + slot) * args.slot_rows * (2 + args.kv.layout.padded_dim);
+}
+
+// The factors with which two softmax states are joined; `max` becomes the joint maximum.
+struct MergeFactors {
+  float keep, add;
+};
+__device__ __forceinline__ MergeFactors merge_factors(float& max, float other_max) {
+  const float joint = fmaxf(max, other_max);
+  const float base = joint == minus_infinity() ? 0.0f : joint;
+  const MergeFactors factors{exp_negative(max - base), exp_negative(other_max - base)};
+  max = joint;
+  return factors;
+}
+
+}  // namespace bam::cuda

@@ -1,0 +1,425 @@
+// The attention side of the CUDA backend: tables, writing K and V, cutting a step's queries into blocks and launches.
+#include <algorithm>
+#include <cmath>
+#include <complex>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "kernels/cuda/cuda_backend.h"
+
+namespace bam::cuda {
+namespace {
+
+constexpr int64_t kPositionStep = 1024;  // tables grow by at least this much
+// A super-tile is summarised when its last tile fills up; all 16 tiles are certainly still there if a head reaches
+// further.
+constexpr int64_t kSuperReach = 2 * kSuperTiles * kTileKeys;
+constexpr int64_t kMaxWaveMasks = int64_t{8} << 20;        // 64 MiB
+constexpr int64_t kMaxWaveSlotFloats = int64_t{64} << 20;  // 256 MiB
+constexpr int kSmallRows = 16;                             // rows of one tensor-core tile: such blocks take one warp
+
+bool has_bias(const AttentionSpec& spec) {
+  return spec.encoding == PositionEncoding::kBam || spec.encoding == PositionEncoding::kAlibi;
+}
+
+int64_t head_reach(const AttentionSpec& spec, int head) {
+  return spec.reach.empty() ? -1 : spec.reach[static_cast<size_t>(head)];
+}
+
+BiasFormula bias_formula(const AttentionSpec& spec, int head) {
+  BiasFormula formula;
+  if (spec.encoding == PositionEncoding::kAlibi) {
+    formula.alibi = true;
+    formula.slope = alibi_slope(head, spec.num_heads);
+    return formula;
+  }
+  const PriorParams& prior = spec.prior[static_cast<size_t>(head)];
+  formula.form = spec.prior_form;
+  formula.exp_alpha = std::exp(prior.alpha);
+  formula.beta = prior.beta;
+  formula.mu = prior_mu(prior.theta_mu);
+  formula.eps = spec.prior_eps;
+  return formula;
+}
+
+HeadParams head_params(const AttentionSpec& spec, int head) {
+  HeadParams params;
+  params.ssmax = spec.ssmax;
+  params.seq_scale = spec.ssmax ? static_cast<double>(spec.seq_scale[static_cast<size_t>(head)]) : 1.0;
+  params.scaled_bias = spec.encoding == PositionEncoding::kBam && spec.ssmax_prior;
+  params.reach = static_cast<int>(head_reach(spec, head));
+  if (spec.encoding == PositionEncoding::kAlibi) params.decaying = true;
+  if (spec.encoding == PositionEncoding::kBam) {
+    const PriorParams& prior = spec.prior[static_cast<size_t>(head)];
+    const double sign = spec.ssmax && params.scaled_bias ? params.seq_scale : 1.0;
+    params.decaying = sign * prior.beta > 0;
+    const double mu = prior_mu(prior.theta_mu);
+    if (mu < 0) params.peak = static_cast<int>(std::min(std::ceil(-mu), static_cast<double>(kMaxPositions)));
+  }
+  return params;
+}
+
+int num_segments(const QueryBlock& block) {
+  const int newest = block.diagonal_tile - 2;
+  return newest < block.first_tile ? 0 : newest / kSegmentTiles - block.first_tile / kSegmentTiles + 1;
+}
+
+}  // namespace
+
+CudaAttention::~CudaAttention() {
+  if (counters) backend.forget(counters.get());
+}
+
+template <typename T>
+T* CudaBackend::upload(std::span<const T> values) {
+  const Staging::Slice slice = staging_.take(values.size_bytes());
+  if (!values.empty()) {
+    std::memcpy(slice.host, values.data(), values.size_bytes());
+    BAM_CUDA(cudaMemcpyAsync(slice.device, slice.host, values.size_bytes(), cudaMemcpyHostToDevice, stream_.get()));
+  }
+  return static_cast<T*>(slice.device);
+}
+template int32_t* CudaBackend::upload(std::span<const int32_t>);
+
+std::unique_ptr<AttentionLayer> CudaBackend::make_attention(const AttentionSpec& spec) {
+  auto layer = std::make_unique<CudaAttention>(*this);
+  layer->spec = spec;
+  for (int h = 0; h < spec.num_heads; ++h) {
+    layer->heads.push_back(head_params(spec, h));
+    std::shared_ptr<BiasTable> table;
+    if (has_bias(spec)) {
+      const int64_t reach = head_reach(spec, h);
+      const int64_t limit = reach < 0 ? kMaxPositions : std::min(kMaxPositions, reach + 2 * kSuperReach);
+      const BiasFormula formula = bias_formula(spec, h);
+      const std::array<double, 6> key = {formula.alibi ? -1.0 : static_cast<double>(formula.form),
+                                         static_cast<double>(limit),
+                                         formula.alibi ? formula.slope : formula.exp_alpha,
+                                         formula.beta,
+                                         formula.mu,
+                                         formula.eps};
+      std::weak_ptr<BiasTable>& known = known_tables_[key];
+      table = known.lock();
+      if (table == nullptr) {
+        known = table = std::make_shared<BiasTable>();
+        table->formula = formula;
+        table->limit = limit;
+      }
+    }
+    layer->tables.push_back(std::move(table));
+  }
+  const int group = spec.num_heads / spec.num_kv_heads;
+  for (int kv = 0; kv < spec.num_kv_heads; ++kv) {
+    bool unbounded = false;
+    for (int h = kv * group; h < (kv + 1) * group; ++h) {
+      unbounded = unbounded || head_reach(spec, h) < 0 || head_reach(spec, h) >= kSuperReach;
+    }
+    layer->use_super.push_back(spec.window < 0 && unbounded);
+  }
+  layer->super_heads = DeviceMemory(layer->use_super.size());
+  BAM_CUDA(
+      cudaMemcpy(layer->super_heads.data(), layer->use_super.data(), layer->use_super.size(), cudaMemcpyHostToDevice));
+  layer->head_params = DeviceMemory(layer->heads.size() * sizeof(HeadParams));
+  BAM_CUDA(
+      cudaMemcpy(layer->head_params.data(), layer->heads.data(), layer->head_params.size(), cudaMemcpyHostToDevice));
+  if (spec.encoding == PositionEncoding::kRope || spec.encoding == PositionEncoding::kRopeLocal) {
+    layer->rope_memory = rope_tables(spec);
+    layer->rope.half = spec.head_dim / 2;
+    layer->rope.fine = layer->rope_memory->as<RopeAngle>();
+    layer->rope.coarse = layer->rope.fine + RopeTables::kFine * layer->rope.half;
+    layer->rope.interleaved = spec.rope_style == RopeStyle::kInterleaved;
+  }
+  if (counters_used_ + spec.num_heads > kMaxCounters) throw Error("too many attention heads for one device");
+  layer->counters = std::make_unique<LayerCounters>();
+  layer->counters->offset = counters_used_;
+  layer->counters->seen.resize(static_cast<size_t>(spec.num_heads));
+  layer->counters->pairs.resize(static_cast<size_t>(spec.num_heads));
+  counters_used_ += spec.num_heads;
+  BAM_CUDA(cudaMemsetAsync(counters_.as<DeviceCounters>() + layer->counters->offset, 0,
+                           static_cast<size_t>(spec.num_heads) * sizeof(DeviceCounters), stream_.get()));
+  layers_.push_back(layer->counters.get());
+  return layer;
+}
+
+std::shared_ptr<const DeviceMemory> CudaBackend::rope_tables(const AttentionSpec& spec) {
+  const std::array<double, 2> key = {spec.rope_theta, static_cast<double>(spec.head_dim)};
+  if (auto known = known_rope_.lock(); known != nullptr && known_rope_key_ == key) return known;
+  const int half = spec.head_dim / 2;
+  std::vector<RopeAngle> angles;
+  const auto fill = [&](int64_t count, int64_t stride) {
+    for (int64_t i = 0; i < count; ++i) {
+      for (int t = 0; t < half; ++t) {
+        const double frequency = std::pow(spec.rope_theta, -2.0 * t / spec.head_dim);
+        const std::complex<double> turn = std::polar(1.0, static_cast<double>(i * stride) * frequency);
+        angles.push_back({turn.real(), turn.imag()});
+      }
+    }
+  };
+  fill(RopeTables::kFine, 1);
+  fill(kMaxPositions / RopeTables::kFine, RopeTables::kFine);
+  auto memory = std::make_shared<DeviceMemory>(angles.size() * sizeof(RopeAngle));
+  BAM_CUDA(cudaMemcpy(memory->data(), angles.data(), memory->size(), cudaMemcpyHostToDevice));
+  known_rope_ = memory;
+  known_rope_key_ = key;
+  return memory;
+}
+
+void CudaBackend::reserve_positions(std::span<AttentionLayer* const> layers, int64_t num_positions) {
+  const int64_t target = std::min(kMaxPositions, (num_positions + kPositionStep - 1) / kPositionStep * kPositionStep);
+  for (AttentionLayer* base : layers) {
+    auto& layer = static_cast<CudaAttention&>(*base);
+    bool changed = false;
+    for (size_t h = 0; h < layer.tables.size(); ++h) {
+      BiasTable* table = layer.tables[h].get();
+      if (table == nullptr) continue;
+      const int64_t wanted = std::min(target, table->limit);
+      if (static_cast<int64_t>(table->memory.size() / sizeof(float)) < wanted) {
+        retired_.push_back(std::move(table->memory));
+        const int64_t room = std::min(table->limit, std::max(wanted, table->size * 3 / 2));
+        table->memory = DeviceMemory(static_cast<size_t>(room) * sizeof(float));
+        table->size = 0;
+      }
+      fill_bias_table(table->formula, table->size, wanted, table->memory.as<float>(), stream_.get());
+      table->size = std::max(table->size, wanted);
+      HeadParams& params = layer.heads[h];
+      changed = changed || params.bias != table->memory.as<float>() || params.bias_size != table->size;
+      params.bias = table->memory.as<float>();
+      params.bias_size = static_cast<int>(table->size);
+    }
+    if (!changed) continue;
+    const Staging::Slice slice = staging_.take(layer.head_params.size());
+    std::memcpy(slice.host, layer.heads.data(), layer.head_params.size());
+    BAM_CUDA(cudaMemcpyAsync(layer.head_params.data(), slice.host, layer.head_params.size(), cudaMemcpyHostToDevice,
+                             stream_.get()));
+  }
+}
+
+CudaBackend::Table CudaBackend::upload_table(const AttentionSpec& spec, const SequenceRows& sequence, int64_t num_tiles,
+                                             const KvLayout& layout) {
+  Table table;
+  table.source = sequence.block_table + spec.first_group * sequence.table_stride;
+  table.source_stride = sequence.table_stride;
+  table.num_pages = (num_tiles + layout.tiles_per_page() - 1) / layout.tiles_per_page();
+  const auto bytes = static_cast<size_t>(table.num_pages) * sizeof(int32_t);
+  // Writing K and V and attending to them need the same table; its entries may have changed since.
+  for (const Table& known : tables_) {
+    if (known.source != table.source || known.source_stride != table.source_stride ||
+        known.num_pages != table.num_pages)
+      continue;
+    bool same = true;
+    for (int64_t head = 0; head < spec.num_kv_heads && same; ++head) {
+      same = std::memcmp(known.host + head * table.num_pages, table.source + head * table.source_stride, bytes) == 0;
+    }
+    if (same) return known;
+  }
+  const Staging::Slice slice = staging_.take(bytes * static_cast<size_t>(spec.num_kv_heads));
+  for (int64_t head = 0; head < spec.num_kv_heads; ++head) {
+    std::memcpy(static_cast<int32_t*>(slice.host) + head * table.num_pages, table.source + head * table.source_stride,
+                bytes);
+  }
+  BAM_CUDA(cudaMemcpyAsync(slice.device, slice.host, bytes * static_cast<size_t>(spec.num_kv_heads),
+                           cudaMemcpyHostToDevice, stream_.get()));
+  table.host = static_cast<const int32_t*>(slice.host);
+  table.device = static_cast<const int32_t*>(slice.device);
+  tables_.push_back(table);
+  return table;
+}
+
+void CudaBackend::write_kv(const AttentionLayer& attention_layer, const KvCacheView& kv,
+                           std::span<const SequenceRows> sequences, void* qkv) {
+  const auto& layer = static_cast<const CudaAttention&>(attention_layer);
+  std::vector<KvWriteItem> items;
+  std::vector<KvChainItem> chains;
+  for (const SequenceRows& seq : sequences) {
+    const int64_t end = seq.start_pos + seq.num_rows;
+    const Table table = upload_table(layer.spec, seq, (end + kTileKeys - 1) / kTileKeys, kv.layout);
+    const auto stride = static_cast<int>(table.num_pages);
+    for (int64_t begin = seq.start_pos; begin < end;) {
+      const int64_t next = std::min(end, (begin / kTileKeys + 1) * kTileKeys);
+      for (int64_t head = 0; head < layer.spec.num_kv_heads; ++head) {
+        BAM_CHECK(table.host[head * table.num_pages + begin / kv.layout.page_size] != kNoPage);
+      }
+      items.push_back({table.device, stride, static_cast<int>(seq.row_begin + begin - seq.start_pos),
+                       static_cast<int>(begin), static_cast<int>(next - begin)});
+      begin = next;
+    }
+    const int64_t first_tile = seq.start_pos / kTileKeys, full_end = end / kTileKeys;
+    if (full_end > first_tile) {
+      chains.push_back({table.device, stride, static_cast<int>(first_tile), static_cast<int>(full_end)});
+    }
+  }
+  const KvWriteArgs args{
+      kv_pages(kv), layer.rope, qkv, layer.spec.num_heads, layer.spec.num_kv_heads, layer.super_heads.as<uint8_t>()};
+  const KvWriteItem* device_items = upload(std::span<const KvWriteItem>(items));
+  const KvChainItem* device_chains = upload(std::span<const KvChainItem>(chains));
+  write_kv_rows(args, operand_, device_items, static_cast<int>(items.size()), device_chains,
+                static_cast<int>(chains.size()), stream_.get());
+}
+
+void CudaBackend::plan_blocks(const CudaAttention& layer, const KvLayout& layout, std::span<const SequenceRows> queries,
+                              const AttentionOptions& options) {
+  const AttentionSpec& spec = layer.spec;
+  const int group = spec.num_heads / spec.num_kv_heads;
+  const int heads_at_once = std::min(group, kMaxBlockRows);
+  const int64_t positions_at_once = kMaxBlockRows / heads_at_once;
+  for (auto& by_size : classes_) {
+    for (BlockClass& one : by_size) one = {std::move(one.blocks), 0, 0}, one.blocks.clear();
+  }
+  for (const SequenceRows& seq : queries) {
+    const Table table = upload_table(spec, seq, (seq.start_pos + seq.num_rows + kTileKeys - 1) / kTileKeys, layout);
+    for (int64_t r = 0; r < seq.num_rows;) {
+      const int64_t position = seq.start_pos + r, tile = position / kTileKeys;
+      const int64_t count = std::min({positions_at_once, seq.num_rows - r, (tile + 1) * kTileKeys - position});
+      for (int h = 0; h < spec.num_heads;) {
+        const int heads = std::min(heads_at_once, (h / group + 1) * group - h);
+        bool bounded = true;
+        int64_t reach = spec.window;
+        for (int i = h; i < h + heads && spec.window < 0; ++i) {
+          const int64_t own = options.certified ? head_reach(spec, i) : -1;
+          bounded = bounded && own >= 0;
+          reach = std::max(reach, own);
+        }
+        QueryBlock block{};
+        block.pages = table.device + h / group * table.num_pages;
+        block.out_row = static_cast<int>(seq.row_begin + r);
+        block.position = static_cast<int>(position);
+        block.num_positions = static_cast<int>(count);
+        block.first_head = h;
+        block.num_heads = heads;
+        block.kv_head = h / group;
+        block.diagonal_tile = static_cast<int>(tile);
+        block.first_tile = bounded ? static_cast<int>(std::max<int64_t>(position - reach, 0) / kTileKeys) : 0;
+        block.first_slot = block.mask_offset = block.list_offset = -1;
+        const int rows = heads * block.num_positions;
+        const bool certify = options.certified && tile >= kFirstBoundedTile && num_segments(block) > 0;
+        BlockClass& of = classes_[certify][rows > kSmallRows];
+        of.blocks.push_back(block);
+        of.max_rows = std::max(of.max_rows, rows);
+        of.bias_floats = std::max(of.bias_floats, bias_stage_floats(heads, block.num_positions));
+        for (int i = h; i < h + heads; ++i) {
+          const int64_t first = spec.window < 0 ? 0 : block.first_tile;
+          layer.counters->pairs[static_cast<size_t>(i)] += static_cast<uint64_t>(count * (tile - first + 1));
+        }
+        h += heads;
+      }
+      r += count;
+    }
+  }
+}
+
+void CudaBackend::launch_attention(AttentionArgs args, std::span<const WorkItem> items, const BlockClass& of) {
+  if (items.empty()) return;
+  args.items = upload(items);
+  const auto count = static_cast<int>(items.size());
+  if (tensor_cores_ && attention_mma_supports(operand_, args.kv.layout)) {
+    attention_mma(args, count, of.max_rows, of.bias_floats, stream_.get());
+  } else {
+    attention_plain(args, count, stream_.get());
+  }
+}
+
+void CudaBackend::run_blocks(std::span<QueryBlock> blocks, const BlockClass& of, bool bounded, AttentionArgs args) {
+  // Few blocks are split over the device; how far changes nothing in the result.
+  const auto count = static_cast<int>(blocks.size());
+  const int workers = multiprocessors_ * (of.max_rows <= kSmallRows ? 16 : 4);
+  const int most_parts = std::max(1, workers / count);
+  std::vector<WorkItem> anchors, items, merges, every;
+  int slots = 0, masks = 0, lists = 0, supers = 0;
+  for (int b = 0; b < count; ++b) {
+    QueryBlock& block = blocks[static_cast<size_t>(b)];
+    const int segments = num_segments(block), parts = std::clamp(segments, 1, most_parts);
+    const bool split = parts > 1;
+    every.push_back({b, WorkKind::kAnchor, 0, 1});
+    if (bounded || split) {
+      anchors.push_back(every.back());
+      block.first_slot = slots;
+      slots += split ? 1 + segments : 1;
+    }
+    if (bounded) {
+      block.mask_offset = masks;
+      block.list_offset = lists;
+      masks += block.diagonal_tile - 1 - block.first_tile;
+      lists += segments;
+      supers = std::max(supers, block.diagonal_tile / kSuperTiles - block.first_tile / kSuperTiles + 1);
+    }
+    if (split) {
+      for (int part = 0; part < parts; ++part) items.push_back({b, WorkKind::kPart, part, parts});
+      merges.push_back(every.back());
+    } else {
+      items.push_back({b, bounded ? WorkKind::kRest : WorkKind::kWhole, 0, 1});
+    }
+  }
+  args.blocks = upload(std::span<const QueryBlock>(blocks));
+  args.slot_rows = of.max_rows;
+  args.slots = slots_.reserve<float>(static_cast<size_t>(slots) * static_cast<size_t>(of.max_rows) *
+                                     static_cast<size_t>(2 + args.kv.layout.padded_dim));
+  if (bounded) {
+    args.masks = masks_.reserve<unsigned long long>(static_cast<size_t>(masks));
+    args.list = lists_.reserve<int32_t>(static_cast<size_t>(lists));
+    args.list_size = list_sizes_.reserve<int32_t>(static_cast<size_t>(count));
+    args.seeds = seeds_.reserve<int32_t>(static_cast<size_t>(count) * kMaxBlockRows);
+    AttentionArgs all = args;
+    all.items = upload(std::span<const WorkItem>(every));
+    find_seeds(all, count, stream_.get());
+    launch_attention(args, anchors, of);
+    mark_tiles(all, count, supers, stream_.get());
+    list_segments(all, count, stream_.get());
+  } else {
+    items.insert(items.begin(), anchors.begin(), anchors.end());
+  }
+  launch_attention(args, items, of);
+  if (!merges.empty()) {
+    args.items = upload(std::span<const WorkItem>(merges));
+    attention_merge(args, static_cast<int>(merges.size()), stream_.get());
+  }
+}
+
+// Runs the blocks in waves whose scratch memory stays within bounds.
+void CudaBackend::run_class(BlockClass& of, bool bounded, AttentionArgs args) {
+  // Long blocks first, so that multiprocessors finish together.
+  std::stable_sort(of.blocks.begin(), of.blocks.end(), [](const QueryBlock& a, const QueryBlock& b) {
+    return a.diagonal_tile - a.first_tile > b.diagonal_tile - b.first_tile;
+  });
+  const std::span<QueryBlock> blocks = of.blocks;
+  const int64_t slot_floats = int64_t{of.max_rows} * (2 + args.kv.layout.padded_dim);
+  for (size_t begin = 0; begin < blocks.size();) {
+    int64_t masks = 0, floats = 0;
+    size_t end = begin;
+    for (; end < blocks.size(); ++end) {
+      masks += blocks[end].diagonal_tile + 1;
+      floats += (1 + num_segments(blocks[end])) * slot_floats;
+      if (end > begin && (masks > kMaxWaveMasks || floats > kMaxWaveSlotFloats)) break;
+    }
+    run_blocks(blocks.subspan(begin, end - begin), of, bounded, args);
+    begin = end;
+  }
+}
+
+void CudaBackend::attention(const AttentionLayer& attention_layer, const KvCacheView& kv,
+                            std::span<const SequenceRows> queries, std::span<const int32_t> query_rows, const void* qkv,
+                            const AttentionOptions& options, void* out, std::span<AttentionCounters> per_head) {
+  const auto& layer = static_cast<const CudaAttention&>(attention_layer);
+  const AttentionSpec& spec = layer.spec;
+  BAM_CHECK(per_head.size() == static_cast<size_t>(spec.num_heads));
+  layer.counters->target = per_head;
+  plan_blocks(layer, kv.layout, queries, options);
+  AttentionArgs args;
+  args.kv = kv_pages(kv);
+  args.heads = layer.head_params.as<HeadParams>();
+  args.query_rows = query_rows.empty() ? nullptr : upload(query_rows);
+  args.qkv = qkv;
+  args.qkv_stride = int64_t{spec.num_heads + 2 * spec.num_kv_heads} * spec.head_dim;
+  args.out = out;
+  args.out_stride = int64_t{spec.num_heads} * spec.head_dim;
+  args.operand = operand_;
+  args.window = static_cast<int>(spec.window);
+  args.certified = options.certified;
+  args.log_epsilon = static_cast<float>(std::log(static_cast<double>(options.epsilon)));
+  args.super_heads = layer.super_heads.as<uint8_t>();
+  args.counters = counters_.as<DeviceCounters>() + layer.counters->offset;
+  for (const bool bounded : {true, false}) {
+    for (BlockClass& of : classes_[bounded]) run_class(of, bounded, args);
+  }
+}
+
+}  // namespace bam::cuda

@@ -1,0 +1,346 @@
+#include "kernels/cuda/cuda_backend.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "kernels/cuda/plugin.h"
+
+namespace bam::cuda {
+namespace {
+
+// Steps of at most so many rows are recorded as graphs: there, launching costs as much as computing.
+constexpr int64_t kMaxGraphRows = 64;
+// Inputs in flight; beyond it the host waits.
+constexpr size_t kMaxStagedBytes = size_t{64} << 20;
+constexpr int kTensorCapability = 80;
+constexpr size_t kMaxEmbeddings = 4;  // models that share a device
+
+DType operand_format(const std::string& wanted) {
+  if (wanted == "f32") return DType::kF32;
+  if (wanted == "bf16") return DType::kBF16;
+  return DType::kF16;
+}
+
+// Element i of a row of a host matrix as float32.
+float load_element(const std::byte* row, DType dtype, int64_t i) {
+  if (dtype == DType::kF32) {
+    float value;
+    std::memcpy(&value, row + 4 * i, sizeof value);
+    return value;
+  }
+  uint16_t half;
+  std::memcpy(&half, row + 2 * i, sizeof half);
+  return dtype == DType::kBF16 ? bf16_to_f32(half) : f16_to_f32(half);
+}
+
+void store_element(std::byte* row, DType dtype, int64_t i, float value) {
+  if (dtype == DType::kF32) {
+    std::memcpy(row + 4 * i, &value, sizeof value);
+    return;
+  }
+  const uint16_t half = dtype == DType::kBF16 ? f32_to_bf16(value) : f32_to_f16(value);
+  std::memcpy(row + 2 * i, &half, sizeof half);
+}
+
+size_t row_bytes(const HostMatrix& matrix) { return static_cast<size_t>(matrix.cols) * dtype_bits(matrix.dtype) / 8; }
+
+// Rows of `part` in the device's format, appended to `out` ([rows, ldk]); int8 also appends one scale per row.
+void pack_rows(const HostMatrix& part, DType dtype, int64_t ldk, std::vector<std::byte>& out,
+               std::vector<float>& scale) {
+  const size_t bytes = static_cast<size_t>(ldk) * dtype_bits(dtype) / 8;
+  for (int64_t r = 0; r < part.rows; ++r) {
+    const std::byte* from = part.data + static_cast<size_t>(r) * row_bytes(part);
+    const size_t at = out.size();
+    out.resize(at + bytes);
+    std::byte* to = out.data() + at;
+    if (dtype == part.dtype) {
+      std::memcpy(to, from, row_bytes(part));
+    } else if (dtype != DType::kI8) {
+      for (int64_t i = 0; i < part.cols; ++i) store_element(to, dtype, i, load_element(from, part.dtype, i));
+    } else {
+      float largest = 0;
+      for (int64_t i = 0; i < part.cols; ++i) largest = std::max(largest, std::fabs(load_element(from, part.dtype, i)));
+      const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+      for (int64_t i = 0; i < part.cols; ++i) {
+        const long code = std::lrintf(load_element(from, part.dtype, i) * inverse);
+        reinterpret_cast<int8_t*>(to)[i] = static_cast<int8_t>(std::clamp(code, -127l, 127l));
+      }
+      scale.push_back(largest / 127.0f);
+    }
+  }
+}
+
+uint64_t fingerprint(const HostMatrix& table) {
+  uint64_t hash = 1469598103934665603ull;
+  const size_t bytes = row_bytes(table);
+  for (int64_t sample = 0; sample < 8; ++sample) {
+    const std::byte* row = table.data + static_cast<size_t>(table.rows * sample / 8) * bytes;
+    for (size_t i = 0; i < std::min<size_t>(bytes, 64); ++i)
+      hash = (hash ^ static_cast<uint64_t>(row[i])) * 1099511628211ull;
+  }
+  return hash;
+}
+
+}  // namespace
+
+CudaBackend::CudaBackend(const BackendOptions& options) : operand_(operand_format(options.operands)) {
+  cudaDeviceProp properties{};
+  int device = 0;
+  BAM_CUDA(cudaGetDevice(&device));
+  BAM_CUDA(cudaGetDeviceProperties(&properties, device));
+  device_name_ = properties.name;
+  capability_ = properties.major * 10 + properties.minor;
+  multiprocessors_ = properties.multiProcessorCount;
+  tensor_cores_ = capability_ >= kTensorCapability && operand_ != DType::kF32;
+  if (tensor_cores_) {
+    prepare_gemm_mma();
+    prepare_attention_mma(static_cast<int>(properties.sharedMemPerBlockOptin));
+  }
+  prepare_certify();
+  counters_ = DeviceMemory(kMaxCounters * sizeof(DeviceCounters));
+  counter_result_ = PinnedMemory(kMaxCounters * sizeof(DeviceCounters));
+  BAM_CUDA(cudaMemsetAsync(counters_.data(), 0, counters_.size(), stream_.get()));
+}
+
+CudaBackend::~CudaBackend() {
+  graph_.abandon(stream_.get());
+  (void)cudaStreamSynchronize(stream_.get());
+}
+
+std::string CudaBackend::description() const {
+  return fmt::format("cuda ({}, compute capability {}.{}, {} multiprocessors, {} operands{})", device_name_,
+                     capability_ / 10, capability_ % 10, multiprocessors_, dtype_name(operand_),
+                     tensor_cores_ ? " on tensor cores" : "");
+}
+
+size_t CudaBackend::free_memory_bytes() const {
+  size_t free = 0, total = 0;
+  BAM_CUDA(cudaMemGetInfo(&free, &total));
+  return free;
+}
+
+void CudaBackend::synchronize() {
+  graph_.finish(stream_.get());
+  BAM_CUDA(cudaStreamSynchronize(stream_.get()));
+  staging_.reset();
+  tables_.clear();
+  retired_.clear();
+  for (Scratch* scratch :
+       {&slots_, &masks_, &lists_, &list_sizes_, &seeds_, &quantised_, &quantised_scale_, &converted_}) {
+    scratch->reset();
+  }
+}
+
+CudaBuffer::~CudaBuffer() { backend.settle(); }
+
+void CudaBackend::settle() noexcept {
+  if (!graph_.recording()) return;
+  try {
+    synchronize();
+  } catch (const std::exception& error) {
+    log::error("{}", error.what());
+  }
+}
+
+std::unique_ptr<DeviceBuffer> CudaBackend::allocate(size_t bytes) { return std::make_unique<CudaBuffer>(*this, bytes); }
+
+std::unique_ptr<LinearWeights> CudaBackend::make_linear(std::span<const HostMatrix> parts, DType weight_dtype) {
+  auto linear = std::make_unique<CudaLinear>();
+  linear->k = parts.front().cols;
+  // Tensor cores multiply numbers of one format: weights take that of the operands.
+  linear->dtype = weight_dtype == DType::kI8 || operand_ == DType::kF32 ? weight_dtype : operand_;
+  linear->ldk = weight_dtype == DType::kI8 ? (linear->k + 31) / 32 * 32 : linear->k;
+  std::vector<std::byte> packed;
+  std::vector<float> scale;
+  for (const HostMatrix& part : parts) {
+    BAM_CHECK(part.cols == linear->k);
+    linear->n += part.rows;
+  }
+  packed.reserve(static_cast<size_t>(linear->n * linear->ldk) * dtype_bits(linear->dtype) / 8);
+  for (const HostMatrix& part : parts) pack_rows(part, linear->dtype, linear->ldk, packed, scale);
+  linear->weights = DeviceMemory(packed.size());
+  BAM_CUDA(cudaMemcpy(linear->weights.data(), packed.data(), packed.size(), cudaMemcpyHostToDevice));
+  if (!scale.empty()) {
+    linear->scale = DeviceMemory(scale.size() * sizeof(float));
+    BAM_CUDA(cudaMemcpy(linear->scale.data(), scale.data(), linear->scale.size(), cudaMemcpyHostToDevice));
+  }
+  return linear;
+}
+
+std::unique_ptr<DeviceBuffer> CudaBackend::make_vector(std::span<const float> values) {
+  auto buffer = std::make_unique<CudaBuffer>(*this, values.size_bytes());
+  BAM_CUDA(cudaMemcpy(buffer->data(), values.data(), values.size_bytes(), cudaMemcpyHostToDevice));
+  return buffer;
+}
+
+const void* CudaBackend::embedding_on_device(const HostMatrix& table) {
+  const uint64_t print = fingerprint(table);
+  for (const Embedding& known : embeddings_) {
+    if (known.source.data == table.data && known.source.rows == table.rows && known.source.cols == table.cols &&
+        known.source.dtype == table.dtype && known.fingerprint == print) {
+      return known.memory.data();
+    }
+  }
+  synchronize();  // kernels may still read what is dropped here
+  std::erase_if(embeddings_, [&](const Embedding& known) { return known.source.data == table.data; });
+  if (embeddings_.size() >= kMaxEmbeddings) embeddings_.erase(embeddings_.begin());
+  const size_t bytes = static_cast<size_t>(table.rows) * row_bytes(table);
+  embeddings_.push_back({table, print, DeviceMemory(bytes)});
+  BAM_CUDA(cudaMemcpy(embeddings_.back().memory.data(), table.data, bytes, cudaMemcpyHostToDevice));
+  return embeddings_.back().memory.data();
+}
+
+void CudaBackend::embed(const HostMatrix& table, std::span<const int32_t> tokens, float* x) {
+  graph_.finish(stream_.get());  // of a step that nobody read
+  if (staging_.outstanding_bytes() > kMaxStagedBytes) synchronize();
+  tables_.clear();  // a new step: block tables have changed
+  const void* rows = embedding_on_device(table);
+  const auto count = static_cast<int64_t>(tokens.size());
+  if (count <= kMaxGraphRows) graph_.begin(stream_.get(), count);
+  embed_rows(rows, table.dtype, upload(tokens), count, table.cols, x, stream_.get());
+}
+
+void CudaBackend::add_sinusoidal(std::span<const SequenceRows> sequences, double theta, int64_t hidden, float* x) {
+  for (const SequenceRows& seq : sequences) {
+    std::vector<int32_t> positions(static_cast<size_t>(seq.num_rows));
+    for (int64_t r = 0; r < seq.num_rows; ++r)
+      positions[static_cast<size_t>(r)] = static_cast<int32_t>(seq.start_pos + r);
+    add_sinusoidal_rows(upload(std::span<const int32_t>(positions)), seq.num_rows, theta, hidden,
+                        x + seq.row_begin * hidden, stream_.get());
+  }
+}
+
+void CudaBackend::rms_norm(const float* x, const DeviceBuffer& weight, float eps, int64_t rows, int64_t hidden,
+                           void* out) {
+  if (rows == 0) return;
+  rms_norm_rows(x, static_cast<const CudaBuffer&>(weight).memory.as<float>(), eps, rows, hidden, operand_, out,
+                stream_.get());
+}
+
+void CudaBackend::swiglu(const void* in, int64_t rows, int64_t intermediate, void* out) {
+  if (rows == 0) return;
+  swiglu_rows(operand_, in, rows, intermediate, out, stream_.get());
+}
+
+void CudaBackend::linear(const LinearWeights& weights, const void* in, int64_t rows, void* out) {
+  gemm(weights, in, rows, out, GemmOutput::kOperand);
+}
+
+void CudaBackend::linear_add(const LinearWeights& weights, const void* in, int64_t rows, float* residual) {
+  gemm(weights, in, rows, residual, GemmOutput::kAddFloat);
+}
+
+void CudaBackend::linear_logits(const LinearWeights& weights, const void* in, int64_t rows, float* logits) {
+  gemm(weights, in, rows, logits, GemmOutput::kFloat);
+}
+
+void CudaBackend::gemm(const LinearWeights& weights, const void* in, int64_t rows, void* out, GemmOutput output) {
+  if (rows == 0) return;
+  const auto& linear = static_cast<const CudaLinear&>(weights);
+  GemmArgs args{.x = in,
+                .w = linear.weights.data(),
+                .rows = rows,
+                .k = linear.k,
+                .n = linear.n,
+                .ldk = linear.ldk,
+                .operand = operand_,
+                .weight = linear.dtype,
+                .out = out,
+                .output = output};
+  if (linear.dtype == DType::kI8) {
+    auto* codes = quantised_.reserve<int8_t>(static_cast<size_t>(rows * linear.ldk));
+    auto* scale = quantised_scale_.reserve<float>(static_cast<size_t>(rows));
+    quantize_rows(operand_, in, rows, linear.k, linear.ldk, codes, scale, stream_.get());
+    args.x = codes;
+    args.x_scale = scale;
+    args.w_scale = linear.scale.as<float>();
+  }
+  // The choice depends on the layer only, never on the number of rows.
+  const bool aligned = linear.dtype == DType::kI8 || linear.ldk % 8 == 0;
+  if (tensor_cores_ && aligned) {
+    gemm_mma(args, stream_.get());
+  } else {
+    gemm_plain(args, stream_.get());
+  }
+}
+
+void CudaBackend::gather_rows(const float* in, std::span<const int32_t> rows, int64_t hidden, float* out) {
+  if (rows.empty()) return;
+  gather_float_rows(in, upload(rows), static_cast<int64_t>(rows.size()), hidden, out, stream_.get());
+}
+
+void CudaBackend::read_floats(const float* device, std::span<float> host) {
+  if (result_.size() < host.size_bytes()) result_ = PinnedMemory(host.size_bytes());
+  BAM_CUDA(cudaMemcpyAsync(result_.as<float>(), device, host.size_bytes(), cudaMemcpyDeviceToHost, stream_.get()));
+  const size_t counter_bytes = static_cast<size_t>(counters_used_) * sizeof(DeviceCounters);
+  if (counter_bytes > 0) {
+    BAM_CUDA(cudaMemcpyAsync(counter_result_.as<DeviceCounters>(), counters_.data(), counter_bytes,
+                             cudaMemcpyDeviceToHost, stream_.get()));
+  }
+  synchronize();
+  collect_counters();
+  std::memcpy(host.data(), result_.as<float>(), host.size_bytes());
+}
+
+void CudaBackend::read_operands(const void* device, std::span<float> host) {
+  if (operand_ == DType::kF32) return read_floats(static_cast<const float*>(device), host);
+  auto* converted = converted_.reserve<float>(host.size());
+  operands_to_float(operand_, device, static_cast<int64_t>(host.size()), converted, stream_.get());
+  read_floats(converted, host);
+}
+
+void CudaBackend::collect_counters() {
+  for (LayerCounters* layer : layers_) {
+    if (layer->target.empty()) continue;
+    const DeviceCounters* now = counter_result_.as<DeviceCounters>() + layer->offset;
+    for (size_t h = 0; h < layer->seen.size(); ++h) {
+      AttentionCounters& to = layer->target[h];
+      const uint64_t visited = now[h].visited - layer->seen[h].visited;
+      to.visited += visited;
+      to.skipped += layer->pairs[h] - visited;
+      to.bound_tests += now[h].bound_tests - layer->seen[h].bound_tests;
+      layer->seen[h] = now[h];
+      layer->pairs[h] = 0;
+    }
+    layer->target = {};
+  }
+}
+
+void CudaBackend::forget(const LayerCounters* counters) {
+  std::erase(layers_, counters);
+  if (layers_.empty()) counters_used_ = 0;
+}
+
+void CudaBackend::copy_page(const KvCacheView& kv, int32_t from, int32_t to) {
+  const size_t bytes = kv.layout.page_bytes();
+  BAM_CUDA(cudaMemcpyAsync(kv.base + static_cast<size_t>(to) * bytes, kv.base + static_cast<size_t>(from) * bytes,
+                           bytes, cudaMemcpyDeviceToDevice, stream_.get()));
+}
+
+void CudaBackend::read_page(const KvCacheView& kv, int32_t page, std::span<std::byte> out) {
+  BAM_CHECK(out.size() == kv.layout.page_bytes());
+  if (result_.size() < out.size()) result_ = PinnedMemory(out.size());
+  BAM_CUDA(cudaMemcpyAsync(result_.as<std::byte>(), kv.base + static_cast<size_t>(page) * out.size(), out.size(),
+                           cudaMemcpyDeviceToHost, stream_.get()));
+  synchronize();
+  std::memcpy(out.data(), result_.as<std::byte>(), out.size());
+}
+
+void CudaBackend::write_page(const KvCacheView& kv, int32_t page, std::span<const std::byte> in) {
+  BAM_CHECK(in.size() == kv.layout.page_bytes());
+  if (staging_.outstanding_bytes() > kMaxStagedBytes) synchronize();
+  const Staging::Slice slice = staging_.take(in.size());
+  std::memcpy(slice.host, in.data(), in.size());
+  BAM_CUDA(cudaMemcpyAsync(kv.base + static_cast<size_t>(page) * in.size(), slice.host, in.size(),
+                           cudaMemcpyHostToDevice, stream_.get()));
+}
+
+std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options) {
+  return std::make_unique<CudaBackend>(options);
+}
+
+}  // namespace bam::cuda

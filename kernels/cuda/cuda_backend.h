@@ -1,0 +1,174 @@
+// The CUDA backend: operations are queued on one stream; the host waits once per step, when results are read.
+#pragma once
+
+#include <array>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/graph.h"
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/memory.h"
+
+namespace bam::cuda {
+
+class CudaBackend;
+
+inline constexpr int64_t kMaxCounters = int64_t{1} << 16;  // heads of all layers of all models
+
+struct CudaBuffer final : DeviceBuffer {
+  CudaBuffer(CudaBackend& owner, size_t bytes) : backend(owner), memory(bytes) {}
+  ~CudaBuffer() override;
+  void* data() override { return memory.data(); }
+  size_t size_bytes() const override { return memory.size(); }
+  CudaBackend& backend;
+  DeviceMemory memory;
+};
+
+struct CudaLinear final : LinearWeights {
+  int64_t in_features() const override { return k; }
+  int64_t out_features() const override { return n; }
+  size_t size_bytes() const override { return weights.size() + scale.size(); }
+  int64_t k = 0, n = 0, ldk = 0;
+  DType dtype = DType::kF16;
+  DeviceMemory weights;  // [n, ldk]
+  DeviceMemory scale;    // int8: [n]
+};
+
+// B(d) of one head on the device. Equal heads share a table (a global prior, ALiBi).
+struct BiasTable {
+  BiasFormula formula;
+  int64_t limit = 0;  // distances beyond are never read
+  int64_t size = 0;
+  DeviceMemory memory;
+};
+
+// The counters of one layer on their way to the host.
+struct LayerCounters {
+  int64_t offset = 0;                   // of this layer's heads among all counters of the device
+  std::vector<DeviceCounters> seen;     // [heads] what the host has taken over already
+  std::vector<uint64_t> pairs;          // [heads] (row, tile) pairs asked for since then
+  std::span<AttentionCounters> target;  // where they go; empty: nothing pending
+};
+
+struct CudaAttention final : AttentionLayer {
+  explicit CudaAttention(CudaBackend& owner) : backend(owner) {}
+  ~CudaAttention() override;
+  CudaBackend& backend;
+  AttentionSpec spec;
+  std::vector<std::shared_ptr<BiasTable>> tables;  // [heads], null without a bias
+  std::vector<HeadParams> heads;                   // [heads] host copy of head_params
+  DeviceMemory head_params;                        // [heads] HeadParams
+  std::vector<uint8_t> use_super;                  // [kv heads] super-tile boxes are kept
+  DeviceMemory super_heads;                        // the same on the device
+  std::shared_ptr<const DeviceMemory> rope_memory;
+  RopeTables rope;
+  std::unique_ptr<LayerCounters> counters;
+};
+
+class CudaBackend final : public Backend {
+ public:
+  explicit CudaBackend(const BackendOptions& options);
+  ~CudaBackend() override;
+
+  std::string description() const override;
+  int num_threads() const override { return 1; }
+  size_t operand_bytes() const override { return dtype_bits(operand_) / 8; }
+  size_t free_memory_bytes() const override;
+  bool supports_kv(DType) const override { return true; }
+  std::unique_ptr<DeviceBuffer> allocate(size_t bytes) override;
+  std::unique_ptr<LinearWeights> make_linear(std::span<const HostMatrix> parts, DType weight_dtype) override;
+  std::unique_ptr<DeviceBuffer> make_vector(std::span<const float> values) override;
+  std::unique_ptr<AttentionLayer> make_attention(const AttentionSpec& spec) override;
+  void reserve_positions(std::span<AttentionLayer* const> layers, int64_t num_positions) override;
+  void embed(const HostMatrix& table, std::span<const int32_t> tokens, float* x) override;
+  void add_sinusoidal(std::span<const SequenceRows> sequences, double theta, int64_t hidden, float* x) override;
+  void rms_norm(const float* x, const DeviceBuffer& weight, float eps, int64_t rows, int64_t hidden,
+                void* out) override;
+  void linear(const LinearWeights& weights, const void* in, int64_t rows, void* out) override;
+  void linear_add(const LinearWeights& weights, const void* in, int64_t rows, float* residual) override;
+  void linear_logits(const LinearWeights& weights, const void* in, int64_t rows, float* logits) override;
+  void swiglu(const void* in, int64_t rows, int64_t intermediate, void* out) override;
+  void write_kv(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> sequences,
+                void* qkv) override;
+  void attention(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> queries,
+                 std::span<const int32_t> query_rows, const void* qkv, const AttentionOptions& options, void* out,
+                 std::span<AttentionCounters> per_head) override;
+  void gather_rows(const float* in, std::span<const int32_t> rows, int64_t hidden, float* out) override;
+  void read_floats(const float* device, std::span<float> host) override;
+  void read_operands(const void* device, std::span<float> host) override;
+  void copy_page(const KvCacheView& kv, int32_t from, int32_t to) override;
+  void read_page(const KvCacheView& kv, int32_t page, std::span<std::byte> out) override;
+  void write_page(const KvCacheView& kv, int32_t page, std::span<const std::byte> in) override;
+
+  // Memory is going away that a recorded step may use: that step runs first.
+  void settle() noexcept;
+  // A layer is going away: its counters must not be written any more.
+  void forget(const LayerCounters* counters);
+
+ private:
+  // Query blocks that one kind of launch takes: up to 16 rows or up to 64, with bounds or without.
+  struct BlockClass {
+    std::vector<QueryBlock> blocks;
+    int max_rows = 0;
+    int bias_floats = 0;
+  };
+
+  // Waits for the stream; then everything staged is free again and counters are taken over.
+  void synchronize();
+  template <typename T>
+  T* upload(std::span<const T> values);
+  // The block table of one layer of one sequence, as far as `num_tiles` reach.
+  struct Table {
+    const int32_t* source = nullptr;  // host, to recognise it
+    int64_t source_stride = 0, num_pages = 0;
+    const int32_t* host = nullptr;  // [kv heads][num_pages] what was uploaded
+    const int32_t* device = nullptr;
+  };
+  Table upload_table(const AttentionSpec& spec, const SequenceRows& sequence, int64_t num_tiles,
+                     const KvLayout& layout);
+  void gemm(const LinearWeights& weights, const void* in, int64_t rows, void* out, GemmOutput output);
+  const void* embedding_on_device(const HostMatrix& table);
+  void collect_counters();
+
+  void plan_blocks(const CudaAttention& layer, const KvLayout& layout, std::span<const SequenceRows> queries,
+                   const AttentionOptions& options);
+  void run_class(BlockClass& blocks, bool bounded, AttentionArgs args);
+  void run_blocks(std::span<QueryBlock> blocks, const BlockClass& of, bool bounded, AttentionArgs args);
+  void launch_attention(AttentionArgs args, std::span<const WorkItem> items, const BlockClass& of);
+  std::shared_ptr<const DeviceMemory> rope_tables(const AttentionSpec& spec);
+
+  DType operand_ = DType::kF16;
+  std::string device_name_;
+  int capability_ = 0;  // 80: compute capability 8.0
+  int multiprocessors_ = 1;
+  bool tensor_cores_ = false;
+  Stream stream_;
+  StepGraph graph_;
+  Staging staging_;
+  Scratch slots_, masks_, lists_, list_sizes_, seeds_, quantised_, quantised_scale_, converted_;
+  PinnedMemory result_;    // bounce buffer of reads
+  DeviceMemory counters_;  // [kMaxCounters] DeviceCounters of all layers
+  int64_t counters_used_ = 0;
+  PinnedMemory counter_result_;
+  std::vector<DeviceMemory> retired_;  // tables that were replaced while kernels may still read them
+
+  struct Embedding {
+    HostMatrix source;
+    uint64_t fingerprint;  // of a few rows: another checkpoint may be mapped at the same address
+    DeviceMemory memory;
+  };
+  std::vector<Embedding> embeddings_;
+  std::vector<Table> tables_;           // uploaded since the last wait
+  std::vector<LayerCounters*> layers_;  // of all living layers
+  std::map<std::array<double, 6>, std::weak_ptr<BiasTable>> known_tables_;
+  std::weak_ptr<const DeviceMemory> known_rope_;
+  std::array<double, 2> known_rope_key_ = {};
+  BlockClass classes_[2][2];  // [bounded][more than 16 rows]
+};
+
+}  // namespace bam::cuda

@@ -1,0 +1,161 @@
+// Everything between the matrix products that touches each number once: bound by memory, one thread block per row or
+// per 256 elements.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/memory.h"
+#include "kernels/cuda/numeric.h"
+
+namespace bam::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+// grid: rows
+template <typename T>
+__global__ void __launch_bounds__(kThreads) embed_kernel(const T* table, const int32_t* tokens, int hidden, float* x) {
+  const long long row = blockIdx.x;
+  const T* from = table + static_cast<long long>(tokens[row]) * hidden;
+  for (int d = static_cast<int>(threadIdx.x); d < hidden; d += kThreads) x[row * hidden + d] = to_float(from[d]);
+}
+
+// grid: rows. Double because positions reach millions; the angle's error would be the position's error.
+__global__ void __launch_bounds__(kThreads)
+    sinusoidal_kernel(const int32_t* positions, double log_theta, int hidden, float* x) {
+  const long long row = blockIdx.x;
+  const double position = static_cast<double>(positions[row]);
+  for (int d = static_cast<int>(threadIdx.x); d < hidden; d += kThreads) {
+    const double angle = position * exp(-log_theta * static_cast<double>(d) / static_cast<double>(hidden));
+    x[row * hidden + d] += static_cast<float>(d % 2 == 0 ? sin(angle) : cos(angle));
+  }
+}
+
+// grid: rows
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    rms_norm_kernel(const float* x, const float* weight, float eps, int hidden, T* out) {
+  BAM_SHARED(float, partial, [kThreads / 32]);
+  const long long row = blockIdx.x;
+  const int thread = static_cast<int>(threadIdx.x);
+  const float* from = x + row * hidden;
+  float squares = 0;
+  for (int d = thread; d < hidden; d += kThreads) squares = fmaf(from[d], from[d], squares);
+  squares = warp_sum(squares);
+  if (thread % 32 == 0) partial[thread / 32] = squares;
+  __syncthreads();
+  float total = 0;
+  for (int w = 0; w < kThreads / 32; ++w) total += partial[w];
+  const float inverse = 1.0f / sqrtf(total / static_cast<float>(hidden) + eps);
+  for (int d = thread; d < hidden; d += kThreads) out[row * hidden + d] = from_float<T>(from[d] * inverse * weight[d]);
+}
+
+// grid: (elements of a row / kThreads, rows)
+template <typename T>
+__global__ void __launch_bounds__(kThreads) swiglu_kernel(const T* in, int intermediate, T* out) {
+  const long long row = blockIdx.y;
+  const int d = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (d >= intermediate) return;
+  const float gate = to_float(in[row * 2 * intermediate + d]);
+  const float up = to_float(in[row * 2 * intermediate + intermediate + d]);
+  // exp of a negative number only, so that nothing overflows.
+  const float e = expf(-fabsf(gate));
+  const float sigmoid = (gate >= 0 ? 1.0f : e) / (1.0f + e);
+  out[row * intermediate + d] = from_float<T>(gate * sigmoid * up);
+}
+
+// grid: rows
+__global__ void __launch_bounds__(kThreads)
+    gather_kernel(const float* in, const int32_t* rows, int hidden, float* out) {
+  const long long row = blockIdx.x;
+  const float* from = in + static_cast<long long>(rows[row]) * hidden;
+  for (int d = static_cast<int>(threadIdx.x); d < hidden; d += kThreads) out[row * hidden + d] = from[d];
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) to_float_kernel(const T* in, long long count, float* out) {
+  const long long i = static_cast<long long>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < count) out[i] = to_float(in[i]);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    bias_table_kernel(BiasFormula formula, long long begin, long long end, float* table) {
+  const long long d = begin + static_cast<long long>(blockIdx.x) * kThreads + threadIdx.x;
+  if (d >= end) return;
+  const double distance = static_cast<double>(d);
+  table[d] = static_cast<float>(formula.alibi ? -formula.slope * distance
+                                              : prior_bias<double>(formula.form, formula.exp_alpha, formula.beta,
+                                                                   formula.mu, formula.eps, distance));
+}
+
+dim3 blocks(int64_t count) { return dim3(static_cast<unsigned>(count)); }
+
+}  // namespace
+
+void embed_rows(const void* table, DType dtype, const int32_t* tokens, int64_t rows, int64_t hidden, float* x,
+                cudaStream_t stream) {
+  with_float_type(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    check(launch(embed_kernel<T>, blocks(rows), dim3(kThreads), 0, stream, static_cast<const T*>(table), tokens,
+                 static_cast<int>(hidden), x),
+          "embed_kernel");
+  });
+}
+
+void add_sinusoidal_rows(const int32_t* positions, int64_t rows, double theta, int64_t hidden, float* x,
+                         cudaStream_t stream) {
+  check(launch(sinusoidal_kernel, blocks(rows), dim3(kThreads), 0, stream, positions, std::log(theta),
+               static_cast<int>(hidden), x),
+        "sinusoidal_kernel");
+}
+
+void rms_norm_rows(const float* x, const float* weight, float eps, int64_t rows, int64_t hidden, DType operand,
+                   void* out, cudaStream_t stream) {
+  with_float_type(operand, [&](auto type) {
+    using T = typename decltype(type)::type;
+    check(launch(rms_norm_kernel<T>, blocks(rows), dim3(kThreads), 0, stream, x, weight, eps, static_cast<int>(hidden),
+                 static_cast<T*>(out)),
+          "rms_norm_kernel");
+  });
+}
+
+void swiglu_rows(DType operand, const void* in, int64_t rows, int64_t intermediate, void* out, cudaStream_t stream) {
+  with_float_type(operand, [&](auto type) {
+    using T = typename decltype(type)::type;
+    // The second grid dimension ends at 65535.
+    constexpr int64_t kRowsAtOnce = 32768;
+    for (int64_t first = 0; first < rows; first += kRowsAtOnce) {
+      const dim3 grid(static_cast<unsigned>(ceil_div(intermediate, kThreads)),
+                      static_cast<unsigned>(std::min(kRowsAtOnce, rows - first)));
+      check(launch(swiglu_kernel<T>, grid, dim3(kThreads), 0, stream,
+                   static_cast<const T*>(in) + first * 2 * intermediate, static_cast<int>(intermediate),
+                   static_cast<T*>(out) + first * intermediate),
+            "swiglu_kernel");
+    }
+  });
+}
+
+void gather_float_rows(const float* in, const int32_t* rows, int64_t count, int64_t hidden, float* out,
+                       cudaStream_t stream) {
+  check(launch(gather_kernel, blocks(count), dim3(kThreads), 0, stream, in, rows, static_cast<int>(hidden), out),
+        "gather_kernel");
+}
+
+void operands_to_float(DType operand, const void* in, int64_t count, float* out, cudaStream_t stream) {
+  with_float_type(operand, [&](auto type) {
+    using T = typename decltype(type)::type;
+    check(launch(to_float_kernel<T>, blocks(ceil_div(count, kThreads)), dim3(kThreads), 0, stream,
+                 static_cast<const T*>(in), count, out),
+          "to_float_kernel");
+  });
+}
+
+void fill_bias_table(const BiasFormula& formula, int64_t begin, int64_t end, float* table, cudaStream_t stream) {
+  if (begin >= end) return;
+  check(launch(bias_table_kernel, blocks(ceil_div(end - begin, kThreads)), dim3(kThreads), 0, stream, formula, begin,
+               end, table),
+        "bias_table_kernel");
+}
+
+}  // namespace bam::cuda

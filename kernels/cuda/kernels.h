@@ -1,0 +1,68 @@
+// Host entry points of the kernels that are not attention. All pointers are device memory, everything is issued on
+// `stream` and returns at once. `operand` is kF32, kF16 or kBF16, the format of inputs and outputs of linear layers.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/dtype.h"
+#include "kernels/prior.h"
+
+namespace bam::cuda {
+
+// ---- elementwise.cu ----
+
+// x[r, :] = table[tokens[r], :]; table [vocab, hidden] of kF32, kF16 or kBF16.
+void embed_rows(const void* table, DType dtype, const int32_t* tokens, int64_t rows, int64_t hidden, float* x,
+                cudaStream_t stream);
+// x[r, :] += sinusoidal vector of positions[r].
+void add_sinusoidal_rows(const int32_t* positions, int64_t rows, double theta, int64_t hidden, float* x,
+                         cudaStream_t stream);
+void rms_norm_rows(const float* x, const float* weight, float eps, int64_t rows, int64_t hidden, DType operand,
+                   void* out, cudaStream_t stream);
+// in [rows, 2 * intermediate] = gate | up.
+void swiglu_rows(DType operand, const void* in, int64_t rows, int64_t intermediate, void* out, cudaStream_t stream);
+void gather_float_rows(const float* in, const int32_t* rows, int64_t count, int64_t hidden, float* out,
+                       cudaStream_t stream);
+void operands_to_float(DType operand, const void* in, int64_t count, float* out, cudaStream_t stream);
+
+// What B(d) of one head is made of; slope != 0: ALiBi.
+struct BiasFormula {
+  PriorForm form = PriorForm::kScaleOutside;
+  double exp_alpha = 0, beta = 0, mu = 0, eps = 0, slope = 0;
+  bool alibi = false;
+};
+// table[d] = B(d) for d in [begin, end), computed in double and rounded once.
+void fill_bias_table(const BiasFormula& formula, int64_t begin, int64_t end, float* table, cudaStream_t stream);
+
+// ---- gemm_plain.cu, gemm_mma.cu ----
+
+enum class GemmOutput { kOperand, kAddFloat, kFloat };
+
+// out[m, n] = sum over k of x[m, k] * w[n, k]. Every output is one chain of sums over ascending k, so its bits depend
+// on its own row of x and row of w only, whatever the other rows and the size of the tile it was computed in.
+struct GemmArgs {
+  const void* x = nullptr;         // [rows, ldk] operands, or int8 when quantised
+  const void* w = nullptr;         // [n, ldk] of `weight`
+  const float* x_scale = nullptr;  // [rows] int8
+  const float* w_scale = nullptr;  // [n] int8
+  int64_t rows = 0, k = 0, n = 0;
+  int64_t ldk = 0;              // elements between rows of x and of w
+  DType operand = DType::kF32;  // of x (unless quantised) and of kOperand output
+  DType weight = DType::kF32;   // kF32, kF16, kBF16, kI8
+  void* out = nullptr;          // [rows, n]
+  GemmOutput output = GemmOutput::kOperand;
+};
+// Any combination, any device.
+void gemm_plain(const GemmArgs& args, cudaStream_t stream);
+// Tensor cores: 16-bit weights of the operands' own format, or int8. ldk must be a multiple of 16 bytes.
+void gemm_mma(const GemmArgs& args, cudaStream_t stream);
+// Raises the limits of shared memory of the kernels above, once per device.
+void prepare_gemm_mma();
+
+// Per-row symmetric int8: out [rows, ldk] with zeros from k to ldk, scale [rows].
+void quantize_rows(DType operand, const void* x, int64_t rows, int64_t k, int64_t ldk, int8_t* out, float* scale,
+                   cudaStream_t stream);
+
+}  // namespace bam::cuda

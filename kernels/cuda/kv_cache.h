@@ -1,0 +1,94 @@
+// The KV pages as kernels see them (kernels/paged_kv.h says how a tile lies in memory; it is the same on the CPU, so
+// that snapshots of one device can be read by another), and the kernels that write them.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/numeric.h"
+#include "kernels/paged_kv.h"
+
+namespace bam::cuda {
+
+struct KvPages {
+  unsigned char* base = nullptr;
+  KvLayout layout;
+  long long page_bytes = 0;
+  int tiles_per_page = 1;
+};
+
+inline KvPages kv_pages(const KvCacheView& view) {
+  return {reinterpret_cast<unsigned char*>(view.base), view.layout, static_cast<long long>(view.layout.page_bytes()),
+          view.layout.tiles_per_page()};
+}
+
+// Null: the page was freed or never allocated.
+__device__ __forceinline__ unsigned char* tile_pointer(const KvPages& kv, const int32_t* pages, int tile) {
+  const int32_t page = pages[tile / kv.tiles_per_page];
+  if (page == kNoPage) return nullptr;
+  return kv.base + page * kv.page_bytes + tile % kv.tiles_per_page * static_cast<long long>(kv.layout.tile_bytes);
+}
+
+__device__ __forceinline__ int key_index(int head_dim, int slot, int d) {
+  return (slot / kPanelKeys * head_dim + d) * kPanelKeys + slot % kPanelKeys;
+}
+
+// Element `index` of a tile's K or V array; `scale` points to the scales of its kind.
+__device__ __forceinline__ float load_stored(DType dtype, const unsigned char* array, const uint16_t* scale, int slot,
+                                             int index) {
+  switch (dtype) {
+    case DType::kF32: return reinterpret_cast<const float*>(array)[index];
+    case DType::kF16: return half_bits_to_float(reinterpret_cast<const uint16_t*>(array)[index]);
+    case DType::kBF16: return to_float(__ushort_as_bfloat16(reinterpret_cast<const uint16_t*>(array)[index]));
+    case DType::kI8:
+      return half_bits_to_float(scale[slot]) * static_cast<float>(reinterpret_cast<const int8_t*>(array)[index]);
+    case DType::kI4: {
+      const int byte = array[index / 16 * 8 + index % 8];
+      const int code = index % 16 < 8 ? byte & 15 : byte >> 4;
+      return fmaf(half_bits_to_float(scale[slot]), static_cast<float>(code),
+                  half_bits_to_float(scale[kTileKeys + slot]));
+    }
+  }
+  return 0;
+}
+
+// cos and sin of position * theta^(-2t/head_dim) as the product of a coarse and a fine table, both double.
+struct RopeAngle {
+  double cos, sin;
+};
+struct RopeTables {
+  static constexpr int kFine = 1024;
+  const RopeAngle* fine = nullptr;    // [kFine][half]; null: no rotation
+  const RopeAngle* coarse = nullptr;  // [kMaxPositions / kFine][half]
+  int half = 0;
+  bool interleaved = true;
+};
+
+// New rows inside one tile of one sequence.
+struct KvWriteItem {
+  const int32_t* pages;  // [kv heads][page_stride] of this layer
+  int page_stride;
+  int row;       // first row of qkv
+  int position;  // of that row
+  int count;     // rows, all in one tile
+};
+// The tiles of one sequence that filled up: norm maxima chain from tile to tile, super boxes need 16 finished tiles.
+struct KvChainItem {
+  const int32_t* pages;
+  int page_stride;
+  int first_tile, end_tile;
+};
+
+struct KvWriteArgs {
+  KvPages kv;
+  RopeTables rope;
+  void* qkv = nullptr;  // [rows, (heads + 2 * kv_heads) * head_dim] operands
+  int num_heads = 0, num_kv_heads = 0;
+  const uint8_t* use_super = nullptr;  // [kv heads]
+};
+// operand: kF32, kF16 or kBF16. Items on the device.
+void write_kv_rows(const KvWriteArgs& args, DType operand, const KvWriteItem* items, int num_items,
+                   const KvChainItem* chains, int num_chains, cudaStream_t stream);
+
+}  // namespace bam::cuda

@@ -1,0 +1,87 @@
+#include "kernels/cuda/memory.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace bam::cuda {
+namespace {
+
+constexpr size_t kStagingChunk = size_t{1} << 20;
+constexpr size_t kAlignment = 256;
+
+size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+double mebibytes(size_t bytes) { return static_cast<double>(bytes) / (1u << 20); }
+
+}  // namespace
+
+void check(cudaError_t status, const char* call) {
+  if (status == cudaSuccess) return;
+  (void)cudaGetLastError();  // the error was reported; a later call must not report it again
+  throw Error("CUDA: {} failed: {} ({})", call, cudaGetErrorString(status), cudaGetErrorName(status));
+}
+
+DeviceMemory::DeviceMemory(size_t bytes) : size_(bytes) {
+  if (bytes == 0) return;
+  const cudaError_t status = cudaMalloc(&data_, bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    size_t free = 0, total = 0;
+    (void)cudaMemGetInfo(&free, &total);
+    throw Error(
+        "out of device memory: {:.1f} MiB wanted, {:.1f} of {:.1f} MiB free; use a smaller --kv-memory, "
+        "fewer --max-batched-tokens or smaller weights",
+        mebibytes(bytes), mebibytes(free), mebibytes(total));
+  }
+  check(status, "cudaMalloc");
+}
+
+DeviceMemory::~DeviceMemory() {
+  if (data_ != nullptr) (void)cudaFree(data_);
+}
+
+PinnedMemory::PinnedMemory(size_t bytes) : size_(bytes) {
+  if (bytes == 0) return;
+  check(cudaMallocHost(&data_, bytes), "cudaMallocHost");
+}
+
+PinnedMemory::~PinnedMemory() {
+  if (data_ != nullptr) (void)cudaFreeHost(data_);
+}
+
+Stream::Stream() { BAM_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+
+Stream::~Stream() {
+  if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+}
+
+Staging::Slice Staging::take(size_t bytes) {
+  bytes = round_up(std::max<size_t>(bytes, 1), kAlignment);
+  while (current_ < chunks_.size() && used_ + bytes > chunks_[current_].host.size()) {
+    ++current_;
+    used_ = 0;
+  }
+  if (current_ == chunks_.size()) {
+    const size_t size = std::max(bytes, kStagingChunk << std::min<size_t>(current_, 6));
+    chunks_.push_back({PinnedMemory(size), DeviceMemory(size)});
+    used_ = 0;
+  }
+  const Chunk& chunk = chunks_[current_];
+  const Slice slice{chunk.host.as<std::byte>() + used_, chunk.device.as<std::byte>() + used_};
+  used_ += bytes;
+  outstanding_ += bytes;
+  return slice;
+}
+
+void Staging::reset() { current_ = used_ = outstanding_ = 0; }
+
+void* Scratch::reserve(size_t bytes) {
+  if (memory_.size() < bytes) {
+    if (memory_.size() > 0) outgrown_.push_back(std::move(memory_));
+    memory_ = DeviceMemory(std::max(bytes, outgrown_.empty() ? size_t{0} : outgrown_.back().size() * 3 / 2));
+  }
+  return memory_.data();
+}
+
+}  // namespace bam::cuda

@@ -1,0 +1,122 @@
+// Owners of what the CUDA runtime hands out. Every failed call becomes a bam::Error that names the call.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace bam::cuda {
+
+// Throws bam::Error unless `status` is success. `call` names what was tried.
+void check(cudaError_t status, const char* call);
+
+#define BAM_CUDA(call) ::bam::cuda::check((call), #call)
+
+class DeviceMemory {
+ public:
+  DeviceMemory() = default;
+  explicit DeviceMemory(size_t bytes);
+  ~DeviceMemory();
+  DeviceMemory(DeviceMemory&& other) noexcept { swap(other); }
+  DeviceMemory& operator=(DeviceMemory&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+
+  void* data() const { return data_; }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  size_t size() const { return size_; }
+
+ private:
+  void swap(DeviceMemory& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+  }
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Page-locked host memory: copies to and from it run beside the host.
+class PinnedMemory {
+ public:
+  PinnedMemory() = default;
+  explicit PinnedMemory(size_t bytes);
+  ~PinnedMemory();
+  PinnedMemory(PinnedMemory&& other) noexcept { swap(other); }
+  PinnedMemory& operator=(PinnedMemory&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  size_t size() const { return size_; }
+
+ private:
+  void swap(PinnedMemory& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+  }
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+class Stream {
+ public:
+  Stream();
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  cudaStream_t get() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+// Small inputs of kernels on their way to the device: written to pinned memory, copied in stream order, forgotten at
+// the next reset(). Nothing that was handed out moves before that.
+class Staging {
+ public:
+  // Where to write `bytes` on the host and where kernels will find them.
+  struct Slice {
+    void* host;
+    void* device;
+  };
+  Slice take(size_t bytes);
+  // Everything handed out was consumed: the stream has been waited for.
+  void reset();
+  size_t outstanding_bytes() const { return outstanding_; }
+
+ private:
+  struct Chunk {
+    PinnedMemory host;
+    DeviceMemory device;
+  };
+  std::vector<Chunk> chunks_;
+  size_t current_ = 0, used_ = 0, outstanding_ = 0;
+};
+
+// Device scratch of one kind that grows. What it outgrew lives on until reset(), because kernels may still use it.
+class Scratch {
+ public:
+  void* reserve(size_t bytes);
+  template <typename T>
+  T* reserve(size_t count) {
+    return static_cast<T*>(reserve(count * sizeof(T)));
+  }
+  void reset() { outgrown_.clear(); }
+
+ private:
+  DeviceMemory memory_;
+  std::vector<DeviceMemory> outgrown_;
+};
+
+}  // namespace bam::cuda

@@ -1,0 +1,79 @@
+// Conversions and reductions that every kernel of this folder shares.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/launch.h"
+
+namespace bam::cuda {
+
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr float kLargestHalf = 65504.0f;
+
+__device__ __forceinline__ float minus_infinity() { return -__builtin_huge_valf(); }
+
+__device__ __forceinline__ float to_float(float value) { return value; }
+__device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+
+template <typename T>
+struct Convert;
+template <>
+struct Convert<float> {
+  static __device__ __forceinline__ float from(float value) { return value; }
+};
+template <>
+struct Convert<__half> {
+  // An activation beyond the range of float16 saturates: one extreme value must not turn a row into NaN. NaN stays.
+  static __device__ __forceinline__ __half from(float value) {
+    const float limited = value > kLargestHalf ? kLargestHalf : (value < -kLargestHalf ? -kLargestHalf : value);
+    return __float2half_rn(limited);
+  }
+};
+template <>
+struct Convert<__nv_bfloat16> {
+  static __device__ __forceinline__ __nv_bfloat16 from(float value) { return __float2bfloat16_rn(value); }
+};
+
+template <typename T>
+__device__ __forceinline__ T from_float(float value) {
+  return Convert<T>::from(value);
+}
+
+__device__ __forceinline__ float half_bits_to_float(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
+__device__ __forceinline__ uint16_t float_to_half_bits(float value) { return __half_as_ushort(__float2half_rn(value)); }
+
+// Two neighbours of a fragment in one register, the first in the low half.
+template <typename T>
+__device__ __forceinline__ uint32_t pack2(float first, float second);
+template <>
+__device__ __forceinline__ uint32_t pack2<__half>(float first, float second) {
+  return static_cast<uint32_t>(__half_as_ushort(__float2half_rn(first))) |
+         static_cast<uint32_t>(__half_as_ushort(__float2half_rn(second))) << 16;
+}
+template <>
+__device__ __forceinline__ uint32_t pack2<__nv_bfloat16>(float first, float second) {
+  return static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(first))) |
+         static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(second))) << 16;
+}
+
+// Host files include this header, too, and their compiler knows no warps.
+#if defined(__CUDACC__) || defined(BAM_CUDA_EMU)
+
+__device__ __forceinline__ float warp_sum(float value) {
+  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
+  return value;
+}
+
+__device__ __forceinline__ float warp_max(float value) {
+  for (int step = 16; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, step));
+  return value;
+}
+
+#endif
+
+}  // namespace bam::cuda

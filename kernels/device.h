@@ -1,0 +1,21 @@
+// Where a model runs. One `bam` binary serves all machines: GPU code lives in a plugin that is loaded when it is asked
+// for.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/backend.h"
+
+namespace bam {
+
+// device: cpu, cuda or auto. `cuda` throws Error that says what is missing: the plugin, a driver, a device, or one that
+// is new enough. `auto` takes the GPU if there is one; if not, one log line says why it takes the CPU.
+std::unique_ptr<Backend> make_backend(const std::string& device, const BackendOptions& options);
+
+// Files that are tried for a plugin, in order: $BAM_PLUGIN_DIR alone if it is set; else beside the program, in lib/bam
+// of its installation, and wherever the loader looks (a bare name).
+std::vector<std::string> plugin_candidates(const std::string& file_name);
+
+}  // namespace bam

@@ -1,0 +1,157 @@
+// Certified skipping, splitting and cutting of attention on the emulated device at lengths where they matter.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "tests/cuda_emu/attention_test_support.h"
+
+namespace bam {
+namespace {
+
+using cuda_test::Case;
+using cuda_test::make_cuda;
+using cuda_test::make_spec;
+using cuda_test::run;
+
+// 23 tiles: a super-tile and more, three segments.
+Case long_case(DType operand, DType kv) {
+  return {.name = "long",
+          .operand = operand,
+          .kv = kv,
+          .head_dim = 32,
+          .tokens = 1450,
+          .prior = {{0.5, 0.9, 0}, {-0.5, 0.3, 0}, {0.1, 0.0, 0}, {0.2, -0.3, 0}}};
+}
+
+// Keys drift slowly so that boxes of neighbouring keys are tight; one key far back stands out.
+std::vector<float> drifting_qkv(const Case& test) {
+  std::vector<float> qkv = cuda_test::make_qkv(test, 12);
+  const int64_t width = int64_t{test.heads + 2 * test.kv_heads} * test.head_dim;
+  std::vector<float> drift(static_cast<size_t>(test.kv_heads * test.head_dim));
+  for (int64_t i = 0; i < test.tokens; ++i) {
+    float* keys = qkv.data() + i * width + int64_t{test.heads} * test.head_dim;
+    for (size_t d = 0; d < drift.size(); ++d) {
+      drift[d] = 0.99f * drift[d] + 0.05f * keys[d];
+      keys[d] = cuda_test::rounded(drift[d] + (i == 500 ? 3.0f : 0.0f), test.operand);
+    }
+  }
+  return qkv;
+}
+
+class Certify : public ::testing::TestWithParam<std::pair<DType, DType>> {
+ protected:
+  Case test_ = long_case(GetParam().first, GetParam().second);
+  AttentionSpec spec_ = make_spec(test_);
+  std::vector<float> qkv_ = drifting_qkv(test_);
+  std::vector<float> compute(int64_t chunk, bool certified, std::vector<AttentionCounters>* counters = nullptr,
+                             int page_size = 64, int64_t queries = 20) {
+    Case test = test_;
+    test.page_size = page_size;
+    const auto backend = make_cuda(test.operand);
+    return run(*backend, test, spec_, qkv_, chunk, {.certified = certified}, counters, test.tokens - queries);
+  }
+};
+
+TEST_P(Certify, LosesLessThanEpsilonAndReadsLess) {
+  std::vector<AttentionCounters> dense_counters, counters;
+  const auto dense = compute(20, false, &dense_counters), certified = compute(20, true, &counters);
+  double worst = 0;
+  for (size_t i = 0; i < dense.size(); ++i)
+    worst = std::max(worst, std::fabs(static_cast<double>(dense[i]) - certified[i]));
+  // Values are below 5; the order of sums differs too.
+  EXPECT_LT(worst, 10 * 0x1p-20 + 2 * std::max(cuda_test::unit(test_.operand), 1e-6) * 5);
+  const uint64_t tiles = 20 * 23;
+  for (size_t h = 0; h < 4; ++h) {
+    EXPECT_EQ(dense_counters[h].visited, tiles);
+    EXPECT_EQ(dense_counters[h].skipped, 0u);
+    EXPECT_EQ(counters[h].visited + counters[h].skipped, tiles);
+  }
+  EXPECT_LT(counters[0].visited, tiles / 3) << "a local head reads a small window";
+  EXPECT_GT(counters[3].bound_tests, 0u);
+}
+
+TEST_P(Certify, SameBitsInAnyCutPageSizeAndSplit) {
+  for (const bool certified : {true, false}) {
+    std::vector<AttentionCounters> counters, other_counters;
+    const auto whole = compute(20, certified, &counters);
+    const auto same = [&](const std::vector<float>& other, const char* what) {
+      EXPECT_EQ(std::memcmp(whole.data(), other.data(), whole.size() * sizeof(float)), 0)
+          << what << " certified " << certified;
+      for (size_t h = 0; h < counters.size(); ++h) EXPECT_EQ(counters[h].visited, other_counters[h].visited) << what;
+    };
+    same(compute(1, certified, &other_counters), "token by token");
+    same(compute(7, certified, &other_counters, 256), "chunks of 7, pages of 256");
+    cuda_emu::Config small = cuda_emu::config();
+    small.multiprocessors = 1;
+    small.seed = 77;
+    const cuda_emu::ScopedConfig scope(small);
+    same(compute(20, certified, &other_counters), "no splitting, another order of threads");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, Certify,
+                         ::testing::Values(std::pair{DType::kF32, DType::kF32}, std::pair{DType::kF16, DType::kF16},
+                                           std::pair{DType::kF16, DType::kI8}),
+                         [](const auto& info) {
+                           return std::string(dtype_name(info.param.first)) + "_" +
+                                  std::string(dtype_name(info.param.second));
+                         });
+
+// What the two backends store for the same keys must be the same bytes: pages and snapshots move between devices.
+TEST(KvWrite, PagesAreThoseOfTheCpu) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kI8, DType::kI4}) {
+    Case test{.name = "pages", .operand = DType::kF32, .kv = dtype, .head_dim = 34, .tokens = 17 * 64 + 5};
+    const AttentionSpec spec = make_spec(test);
+    const auto qkv = cuda_test::make_qkv(test, 5);
+    const auto cuda = make_cuda(DType::kF32);
+    const auto cpu = make_cpu_backend({.num_threads = 1});
+    std::vector<std::vector<std::byte>> pages[2];
+    for (Backend* backend : {cuda.get(), cpu.get()}) {
+      const auto layer = backend->make_attention(spec);
+      cuda_test::Cache cache(*backend, test);
+      const int64_t width = int64_t{test.heads + 2 * test.kv_heads} * test.head_dim;
+      for (int64_t start = 0; start < test.tokens; start += 300) {
+        const int64_t count = std::min<int64_t>(300, test.tokens - start);
+        std::vector<float> rows(qkv.begin() + start * width, qkv.begin() + (start + count) * width);
+        const SequenceRows seq = cache.rows(start, count);
+        if (backend == cpu.get()) {
+          backend->write_kv(*layer, cache.view, {&seq, 1}, rows.data());
+        } else {
+          const auto operands = cuda_test::to_device(*backend, rows, DType::kF32);
+          backend->write_kv(*layer, cache.view, {&seq, 1}, operands->data());
+          cuda_test::operands(*backend, *operands, rows.size());
+        }
+      }
+      for (const int32_t page : cache.table) {
+        std::vector<std::byte> bytes(cache.view.layout.page_bytes());
+        backend->read_page(cache.view, page, bytes);
+        pages[backend == cpu.get()].push_back(std::move(bytes));
+      }
+    }
+    const KvLayout layout = make_kv_layout(dtype, test.head_dim, 64);
+    for (size_t p = 0; p < pages[0].size(); ++p) {
+      const bool full = p % 18 != 17;
+      const auto part = [&](size_t from, size_t to, const char* what) {
+        EXPECT_EQ(std::memcmp(pages[0][p].data() + from, pages[1][p].data() + from, to - from), 0)
+            << dtype_name(dtype) << " page " << p << " " << what;
+      };
+      part(layout.v_offset, layout.stats_offset, "values and scales");
+      if (!full) continue;
+      part(layout.k_offset, layout.k_offset + 64u * 34 * dtype_bits(dtype) / 8, "keys");
+      part(layout.stats_offset + sizeof(KeyStats), layout.stats_offset + layout.stats_bytes(), "box");
+      for (const size_t offset : {layout.stats_offset, layout.super_stats_offset}) {
+        KeyStats a, b;
+        std::memcpy(&a, pages[0][p].data() + offset, sizeof a);
+        std::memcpy(&b, pages[1][p].data() + offset, sizeof b);
+        ASSERT_EQ(a.valid, b.valid);
+        if (a.valid != 1) continue;
+        EXPECT_NEAR(a.radius, b.radius, 1e-4);
+        EXPECT_NEAR(a.max_norm, b.max_norm, 1e-4);
+        EXPECT_NEAR(a.max_norm_prefix, b.max_norm_prefix, 1e-4);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace bam

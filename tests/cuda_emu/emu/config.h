@@ -1,0 +1,61 @@
+// What the emulated machine looks like and how it schedules. Tests change it between launches; the first values come
+// from the environment, so that a whole program can run on an emulated device:
+//   BAM_CUDA_EMU_SEED=N      order of threads and blocks; 0: ascending
+//   BAM_CUDA_EMU_STREAMS=lazy|eager|random
+//   BAM_CUDA_EMU_DEVICES=N   0: no device
+//   BAM_CUDA_EMU_DRIVER=old  the driver is older than the runtime
+//   BAM_CUDA_EMU_CC=80       compute capability
+//   BAM_CUDA_EMU_MEMORY=N    MiB of device memory
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace cuda_emu {
+
+// When work queued on a stream is done: as late as possible, at once, or now and then.
+enum class StreamMode { kLazy, kEager, kRandom };
+
+struct Config {
+  uint64_t seed = 0;
+  StreamMode streams = StreamMode::kLazy;
+  // Device memory faults when host code touches it (a system call or two per flush of a stream).
+  bool protect_device_memory = false;
+  int device_count = 1;
+  bool driver_too_old = false;
+  int compute_capability = 80;
+  int multiprocessors = 108;
+  size_t memory_bytes = size_t{2} << 30;
+
+  size_t shared_per_block_optin() const;  // bytes, by compute capability
+  size_t shared_per_multiprocessor() const;
+};
+
+Config& config();
+
+// Sets a configuration for a scope. Streams must be idle at both ends.
+class ScopedConfig {
+ public:
+  explicit ScopedConfig(const Config& next) : saved_(config()) { config() = next; }
+  ~ScopedConfig() { config() = saved_; }
+  ScopedConfig(const ScopedConfig&) = delete;
+  ScopedConfig& operator=(const ScopedConfig&) = delete;
+
+ private:
+  Config saved_;
+};
+
+// What was done so far, for tests that count launches, copies and waits of the host.
+struct Statistics {
+  uint64_t launches = 0;
+  uint64_t graph_launches = 0;
+  uint64_t copies = 0;
+  uint64_t host_waits = 0;  // synchronising calls
+  uint64_t allocations = 0;
+  uint64_t gemms = 0;
+};
+Statistics& statistics();
+
+}  // namespace cuda_emu

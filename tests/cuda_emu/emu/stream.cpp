@@ -1,0 +1,161 @@
+#include "tests/cuda_emu/emu/stream.h"
+
+#include <algorithm>
+
+#include "tests/cuda_emu/emu/config.h"
+#include "tests/cuda_emu/emu/device_memory.h"
+#include "tests/cuda_emu/emu/fault.h"
+#include "tests/cuda_emu/emu/random.h"
+
+namespace cuda_emu {
+
+namespace {
+
+struct Streams {
+  CUstream_st legacy;
+  std::vector<std::unique_ptr<CUstream_st>> created;
+  std::vector<std::weak_ptr<Capture>> captures;
+  Random random{1};
+  int device_sections = 0;
+};
+
+Streams& streams() {
+  static Streams all;
+  return all;
+}
+
+void drop_everything() {
+  streams().legacy.queue.clear();
+  for (auto& stream : streams().created) stream->queue.clear();
+}
+
+void run_one(CUstream_st* stream) {
+  Work work = std::move(stream->queue.front());
+  stream->queue.pop_front();
+  if (work.kind == WorkKind::kRecord) {
+    work.mark->done = true;
+    work.mark->time = std::chrono::steady_clock::now();
+  } else if (work.kind == WorkKind::kWait) {
+    if (!work.mark->done) finish_until(*work.mark);
+  } else {
+    try {
+      work.run();
+    } catch (...) {
+      drop_everything();
+      throw;
+    }
+  }
+}
+
+}  // namespace
+
+DeviceSection::DeviceSection() {
+  if (streams().device_sections++ == 0) device_memory().set_accessible(true);
+}
+
+DeviceSection::~DeviceSection() {
+  if (--streams().device_sections == 0) device_memory().set_accessible(!config().protect_device_memory);
+}
+
+std::recursive_mutex& api_mutex() {
+  static std::recursive_mutex mutex;
+  return mutex;
+}
+
+CUstream_st* resolve(cudaStream_t stream) {
+  if (stream == nullptr) return &streams().legacy;
+  for (const auto& one : streams().created) {
+    if (one.get() == stream) return stream;
+  }
+  return nullptr;
+}
+
+CUstream_st* create_stream(bool non_blocking) {
+  streams().created.push_back(std::make_unique<CUstream_st>());
+  streams().created.back()->non_blocking = non_blocking;
+  return streams().created.back().get();
+}
+
+void destroy_stream(CUstream_st* stream) {
+  finish(stream);
+  std::erase_if(streams().created, [&](const auto& one) { return one.get() == stream; });
+}
+
+void enqueue(CUstream_st* stream, Work work) {
+  if (stream->capture) {
+    if (work.kind != WorkKind::kRecord && work.kind != WorkKind::kWait) {
+      if (stream != stream->capture->origin) stream->capture->unjoined.insert(stream);
+      stream->capture->nodes.push_back(std::move(work));
+    }
+    return;
+  }
+  // The legacy stream waits for blocking ones and they for it.
+  if (stream == &streams().legacy) {
+    finish_blocking_streams();
+  } else if (!stream->non_blocking) {
+    finish(&streams().legacy);
+  }
+  stream->queue.push_back(std::move(work));
+  if (config().streams == StreamMode::kEager) {
+    finish(stream);
+  } else if (config().streams == StreamMode::kRandom) {
+    Random& random = streams().random;
+    auto& created = streams().created;
+    if (!created.empty() && random.below(2) == 0) {
+      CUstream_st* lucky = created[random.below(created.size())].get();
+      for (uint64_t steps = random.below(4); steps > 0; --steps) advance(lucky);
+    }
+  }
+}
+
+void finish(CUstream_st* stream) {
+  if (stream->queue.empty()) return;
+  const DeviceSection section;
+  while (!stream->queue.empty()) run_one(stream);
+}
+
+void finish_until(Mark& mark) {
+  const DeviceSection section;
+  while (!mark.done) {
+    if (mark.stream->queue.empty()) throw Fault("an event that can never be reached");
+    run_one(mark.stream);
+  }
+}
+
+bool advance(CUstream_st* stream) {
+  if (stream->queue.empty()) return false;
+  const DeviceSection section;
+  run_one(stream);
+  return true;
+}
+
+void finish_blocking_streams() {
+  finish(&streams().legacy);
+  for (auto& stream : streams().created) {
+    if (!stream->non_blocking) finish(stream.get());
+  }
+}
+
+void finish_all_streams() {
+  finish(&streams().legacy);
+  for (auto& stream : streams().created) finish(stream.get());
+}
+
+bool strict_capture_active() {
+  auto& captures = streams().captures;
+  std::erase_if(captures, [](const auto& capture) { return capture.expired(); });
+  return std::any_of(captures.begin(), captures.end(), [](const auto& capture) {
+    const auto alive = capture.lock();
+    return alive && alive->active && alive->mode != cudaStreamCaptureModeRelaxed;
+  });
+}
+
+void begin_capture(CUstream_st* stream, cudaStreamCaptureMode mode) {
+  stream->capture = std::make_shared<Capture>();
+  stream->capture->origin = stream;
+  stream->capture->mode = mode;
+  stream->capture->members.insert(stream);
+  streams().captures.push_back(stream->capture);
+}
+
+}  // namespace cuda_emu

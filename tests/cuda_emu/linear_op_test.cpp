@@ -1,0 +1,214 @@
+// Matrix products and elementwise operations of the CUDA backend on the emulated device, against float64.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <ostream>
+#include <sstream>
+
+#include "tests/cuda_emu/backend_test_support.h"
+#include "tests/reference/oracle.h"
+
+namespace bam {
+namespace {
+
+using cuda_test::make_cuda;
+using cuda_test::random_floats;
+using cuda_test::rounded;
+using cuda_test::to_device;
+
+struct LinearCase {
+  DType operand = DType::kF16, weight = DType::kF16;
+  int64_t rows = 1, k = 64, n = 32;
+  friend std::ostream& operator<<(std::ostream& stream, const LinearCase& test) {
+    return stream << dtype_name(test.operand) << "_" << dtype_name(test.weight) << "_" << test.rows << "x" << test.k
+                  << "x" << test.n;
+  }
+};
+
+// What the device stores of a weight matrix [n, k].
+std::vector<float> stored_weights(const LinearCase& test, const std::vector<float>& w) {
+  if (test.weight == DType::kI8) return w;
+  return rounded(w, test.operand == DType::kF32 ? test.weight : test.operand);
+}
+
+class LinearOp : public ::testing::TestWithParam<LinearCase> {};
+
+TEST_P(LinearOp, AgreesWithDoubleArithmetic) {
+  const LinearCase& test = GetParam();
+  const auto backend = make_cuda(test.operand);
+  const auto x = rounded(random_floats(static_cast<size_t>(test.rows * test.k), 1), test.operand);
+  const auto w = random_floats(static_cast<size_t>(test.n * test.k), 2, 0.1f);
+  const auto before = random_floats(static_cast<size_t>(test.rows * test.n), 3);
+  // Two parts, as q | k | v are stacked.
+  const int64_t split = test.n / 3;
+  const HostMatrix all = cuda_test::host_matrix(w, test.n, test.k);
+  const HostMatrix parts[] = {{all.data, all.dtype, split, test.k},
+                              {all.data + split * test.k * 4, all.dtype, test.n - split, test.k}};
+  const auto weights = backend->make_linear(parts, test.weight);
+  EXPECT_EQ(weights->out_features(), test.n);
+  const auto operands = to_device(*backend, x, test.operand);
+  const auto residual = to_device(*backend, before, DType::kF32);
+  const auto logits = backend->allocate(before.size() * sizeof(float));
+  const auto out = backend->allocate(before.size() * backend->operand_bytes());
+  backend->linear(*weights, operands->data(), test.rows, out->data());
+  backend->linear_add(*weights, operands->data(), test.rows, static_cast<float*>(residual->data()));
+  backend->linear_logits(*weights, operands->data(), test.rows, static_cast<float*>(logits->data()));
+
+  const auto stored = stored_weights(test, w);
+  std::vector<double> exact(before.size()), added(before.size());
+  double bound = 0;  // of |x| |w|: what float32 sums can lose is a few units of it
+  for (int64_t r = 0; r < test.rows; ++r) {
+    for (int64_t c = 0; c < test.n; ++c) {
+      double sum = 0, size = 0;
+      for (int64_t i = 0; i < test.k; ++i) {
+        const double product =
+            static_cast<double>(x[static_cast<size_t>(r * test.k + i)]) * stored[static_cast<size_t>(c * test.k + i)];
+        sum += product;
+        size += std::fabs(product);
+      }
+      exact[static_cast<size_t>(r * test.n + c)] = sum;
+      added[static_cast<size_t>(r * test.n + c)] = sum + before[static_cast<size_t>(r * test.n + c)];
+      bound = std::max(bound, size);
+    }
+  }
+  // int8 rounds x and w to 1/127 of their largest values.
+  const double tolerance = test.weight == DType::kI8 ? bound * 0.03 : bound * 1e-5;
+  EXPECT_LT(cuda_test::worst(cuda_test::floats(*backend, *logits, exact.size()), exact), tolerance);
+  EXPECT_LT(cuda_test::worst(cuda_test::floats(*backend, *residual, exact.size()), added), tolerance);
+  double largest = 0;
+  for (const double value : exact) largest = std::max(largest, std::fabs(value));
+  EXPECT_LT(cuda_test::worst(cuda_test::operands(*backend, *out, exact.size()), exact),
+            tolerance + 2 * largest * cuda_test::unit(test.operand));
+}
+
+// A row alone, among few and among many: the kernels for decode, medium and large tiles.
+TEST_P(LinearOp, ARowHasTheSameBitsInEveryBatch) {
+  LinearCase test = GetParam();
+  const auto backend = make_cuda(test.operand);
+  constexpr int64_t kMost = 70;
+  const auto x = rounded(random_floats(static_cast<size_t>(kMost * test.k), 4), test.operand);
+  const auto w = random_floats(static_cast<size_t>(test.n * test.k), 5, 0.1f);
+  const HostMatrix matrix = cuda_test::host_matrix(w, test.n, test.k);
+  const auto weights = backend->make_linear({&matrix, 1}, test.weight);
+  const auto compute = [&](int64_t first, int64_t rows) {
+    const std::vector<float> part(x.begin() + first * test.k, x.begin() + (first + rows) * test.k);
+    const auto operands = to_device(*backend, part, test.operand);
+    const auto out = backend->allocate(static_cast<size_t>(rows * test.n) * sizeof(float));
+    backend->linear_logits(*weights, operands->data(), rows, static_cast<float*>(out->data()));
+    return cuda_test::floats(*backend, *out, static_cast<size_t>(rows * test.n));
+  };
+  const auto whole = compute(0, kMost);
+  for (const auto& [first, rows] : {std::pair<int64_t, int64_t>{0, 1}, {69, 1}, {3, 20}, {30, 40}}) {
+    const auto part = compute(first, rows);
+    ASSERT_EQ(std::memcmp(part.data(), whole.data() + first * test.n, part.size() * sizeof(float)), 0)
+        << "rows " << first << " to " << first + rows;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, LinearOp,
+    ::testing::Values(LinearCase{DType::kF16, DType::kF16, 1, 64, 40},
+                      LinearCase{DType::kF16, DType::kF16, 33, 72, 129},
+                      LinearCase{DType::kF16, DType::kBF16, 17, 200, 24},
+                      LinearCase{DType::kBF16, DType::kBF16, 65, 96, 66},
+                      LinearCase{DType::kF16, DType::kI8, 5, 100, 35}, LinearCase{DType::kBF16, DType::kI8, 65, 64, 64},
+                      LinearCase{DType::kF32, DType::kF32, 3, 37, 33}, LinearCase{DType::kF32, DType::kF16, 34, 64, 31},
+                      LinearCase{DType::kF32, DType::kBF16, 2, 50, 7}, LinearCase{DType::kF32, DType::kI8, 33, 50, 40},
+                      LinearCase{DType::kF16, DType::kF16, 4, 50, 12}),  // k not a multiple of 8: the plain kernel
+    [](const auto& info) { return (std::ostringstream() << info.param).str(); });
+
+// 128 x 128 tiles are taken when there are enough of them.
+TEST(LinearOp, LargeTilesGiveTheSameBitsAsSmallOnes) {
+  const int64_t rows = 257, k = 48, n = 2800;
+  const auto backend = make_cuda();
+  const auto x = rounded(random_floats(static_cast<size_t>(rows * k), 6), DType::kF16);
+  const auto w = random_floats(static_cast<size_t>(n * k), 7, 0.1f);
+  const HostMatrix matrix = cuda_test::host_matrix(w, n, k);
+  const auto weights = backend->make_linear({&matrix, 1}, DType::kF16);
+  const auto compute = [&](int64_t first, int64_t count) {
+    const auto operands = to_device(*backend, {x.begin() + first * k, x.begin() + (first + count) * k}, DType::kF16);
+    const auto out = backend->allocate(static_cast<size_t>(count * n) * sizeof(float));
+    backend->linear_logits(*weights, operands->data(), count, static_cast<float*>(out->data()));
+    return cuda_test::floats(*backend, *out, static_cast<size_t>(count * n));
+  };
+  const auto whole = compute(0, rows), last = compute(rows - 1, 1);
+  EXPECT_EQ(std::memcmp(last.data(), whole.data() + (rows - 1) * n, last.size() * sizeof(float)), 0);
+}
+
+class ElementwiseOp : public ::testing::TestWithParam<DType> {};
+
+TEST_P(ElementwiseOp, RmsNorm) {
+  const auto backend = make_cuda(GetParam());
+  const int64_t rows = 3, hidden = 200;
+  const auto x = random_floats(static_cast<size_t>(rows * hidden), 1, 3),
+             w = random_floats(static_cast<size_t>(hidden), 2);
+  const auto input = to_device(*backend, x, DType::kF32);
+  const auto weight = backend->make_vector(w);
+  const auto out = backend->allocate(x.size() * backend->operand_bytes());
+  backend->rms_norm(static_cast<const float*>(input->data()), *weight, 1e-5f, rows, hidden, out->data());
+  std::vector<double> exact;
+  for (int64_t r = 0; r < rows; ++r) {
+    double squares = 0;
+    for (int64_t d = 0; d < hidden; ++d)
+      squares += std::pow(static_cast<double>(x[static_cast<size_t>(r * hidden + d)]), 2);
+    const double inverse = 1 / std::sqrt(squares / static_cast<double>(hidden) + 1e-5);
+    for (int64_t d = 0; d < hidden; ++d)
+      exact.push_back(x[static_cast<size_t>(r * hidden + d)] * inverse * w[static_cast<size_t>(d)]);
+  }
+  EXPECT_LT(cuda_test::worst(cuda_test::operands(*backend, *out, x.size()), exact),
+            10 * cuda_test::unit(GetParam()) + 1e-5);
+}
+
+TEST_P(ElementwiseOp, SwiGluDoesNotOverflow) {
+  const auto backend = make_cuda(GetParam());
+  const int64_t rows = 2, width = 150;
+  auto x = rounded(random_floats(static_cast<size_t>(rows * 2 * width), 3, 2), GetParam());
+  x[0] = -1000, x[1] = 1000, x[2] = 0;
+  const auto input = to_device(*backend, x, GetParam());
+  const auto out = backend->allocate(static_cast<size_t>(rows * width) * backend->operand_bytes());
+  backend->swiglu(input->data(), rows, width, out->data());
+  const auto got = cuda_test::operands(*backend, *out, static_cast<size_t>(rows * width));
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t d = 0; d < width; ++d) {
+      const double gate = rounded(x[static_cast<size_t>(r * 2 * width + d)], GetParam());
+      const double up = x[static_cast<size_t>(r * 2 * width + width + d)], exact = gate / (1 + std::exp(-gate)) * up;
+      ASSERT_NEAR(got[static_cast<size_t>(r * width + d)], exact,
+                  std::fabs(exact) * 2 * cuda_test::unit(GetParam()) + 1e-5);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Operands, ElementwiseOp, ::testing::Values(DType::kF32, DType::kF16, DType::kBF16),
+                         [](const auto& info) { return std::string(dtype_name(info.param)); });
+
+TEST(ElementwiseOp, EmbeddingGatherAndSinusoidalVectors) {
+  const auto backend = make_cuda();
+  const int64_t vocab = 11, hidden = 130;
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    const auto table = rounded(random_floats(static_cast<size_t>(vocab * hidden), 1), dtype);
+    std::vector<uint16_t> halves;
+    for (const float value : table) halves.push_back(dtype == DType::kBF16 ? f32_to_bf16(value) : f32_to_f16(value));
+    const auto* data = dtype == DType::kF32 ? reinterpret_cast<const std::byte*>(table.data())
+                                            : reinterpret_cast<const std::byte*>(halves.data());
+    const std::vector<int32_t> tokens = {3, 10, 0, 3}, wanted = {3, 1};
+    const auto x = backend->allocate(tokens.size() * hidden * sizeof(float));
+    const auto picked = backend->allocate(wanted.size() * hidden * sizeof(float));
+    backend->embed({data, dtype, vocab, hidden}, tokens, static_cast<float*>(x->data()));
+    const SequenceRows sequences[] = {{nullptr, 0, 0, 3, 1'000'000}, {nullptr, 0, 3, 1, 5}};
+    backend->add_sinusoidal(sequences, 10000, hidden, static_cast<float*>(x->data()));
+    backend->gather_rows(static_cast<const float*>(x->data()), wanted, hidden, static_cast<float*>(picked->data()));
+    const auto got = cuda_test::floats(*backend, *picked, wanted.size() * hidden);
+    const int64_t positions[] = {5, 1'000'001};
+    for (size_t r = 0; r < wanted.size(); ++r) {
+      const auto vector = reference::sinusoidal_vector(hidden, positions[r], 10000);
+      for (int64_t d = 0; d < hidden; ++d) {
+        const double exact = vector[static_cast<size_t>(d)] +
+                             table[static_cast<size_t>(tokens[static_cast<size_t>(wanted[r])] * hidden + d)];
+        ASSERT_NEAR(got[r * static_cast<size_t>(hidden) + static_cast<size_t>(d)], exact, 1e-6);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace bam

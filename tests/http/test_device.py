@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""--device: the plugin is loaded, refused with a reason, or done without. Machines without a GPU, and an emulated one."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+import bamtest
+
+PROMPT = "Once upon a time there was a little dog who"
+
+
+def clean_environment(**changes):
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("BAM_")}
+    return {**clean, **changes}
+
+
+def generate(*arguments, tokens=12, **environment):
+    return subprocess.run(
+        [bamtest.BAM, "generate", "--model", bamtest.checkpoint(), "-p", PROMPT, "-n", str(tokens), "--temperature", "0",
+         "--kv-memory", "64MiB", "--max-model-len", "1024", "-q", *arguments],
+        capture_output=True, text=True, timeout=600, check=False, env=clean_environment(**environment))
+
+
+def emulated_plugin():
+    """The CUDA backend compiled for the CPU emulation, or None in builds without it."""
+    plugin = pathlib.Path(bamtest.BAM).parent / "tests" / "cuda_emu" / "plugin" / "libbam_cuda.so"
+    return plugin if plugin.exists() else None
+
+
+class NoDevice(unittest.TestCase):
+    """A folder without a plugin, or with something else under its name."""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def expect_refused(self, result, *words):
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertEqual(result.stdout, "")
+        lines = result.stderr.splitlines()
+        self.assertEqual(len(lines), 1, result.stderr)
+        for word in ("--device cuda", *words):
+            self.assertIn(word, lines[0])
+
+    def test_generate_says_what_is_missing(self):
+        self.expect_refused(generate("--device", "cuda", BAM_PLUGIN_DIR=self.folder.name), "libbam_cuda.so", "make cuda")
+
+    def test_a_file_that_is_no_plugin(self):
+        plugin = pathlib.Path(self.folder.name) / "libbam_cuda.so"
+        plugin.write_text("not a library")
+        self.expect_refused(generate("--device", "cuda", BAM_PLUGIN_DIR=self.folder.name), "does not load")
+        auto = generate("--device", "auto", BAM_PLUGIN_DIR=self.folder.name)
+        self.assertEqual(auto.returncode, 0, auto.stderr)
+
+    def test_a_library_that_is_no_plugin(self):
+        library = next((path for folder in ("/lib", "/usr/lib", "/lib64") for path in
+                        pathlib.Path(folder).glob("**/libm.so.6")), None)
+        if library is None:
+            self.skipTest("no libm.so.6 to stand in for a foreign library")
+        shutil.copy(library, pathlib.Path(self.folder.name) / "libbam_cuda.so")
+        self.expect_refused(generate("--device", "cuda", BAM_PLUGIN_DIR=self.folder.name), "bam_plugin_abi")
+
+    def test_auto_is_the_cpu(self):
+        auto = generate("--device", "auto", BAM_PLUGIN_DIR=self.folder.name)
+        cpu = generate("--device", "cpu")
+        self.assertEqual((auto.returncode, cpu.returncode), (0, 0), auto.stderr + cpu.stderr)
+        self.assertEqual(auto.stdout, cpu.stdout)
+        self.assertNotEqual(cpu.stdout.strip(), "")
+
+    def test_serve_cuda_ends_with_one_line(self):
+        result = subprocess.run(
+            [bamtest.BAM, "serve", "--model", bamtest.checkpoint(), "--port", "0", "--device", "cuda"],
+            capture_output=True, text=True, timeout=120, check=False,
+            env=clean_environment(BAM_PLUGIN_DIR=self.folder.name))
+        self.assertEqual(result.returncode, 1, result.stderr)
+        own = [line for line in result.stderr.splitlines() if line.startswith("bam serve:")]
+        self.assertEqual(len(own), 1, result.stderr)
+        self.assertIn("--device cuda", own[0])
+        self.assertIn("libbam_cuda.so", own[0])
+
+    def test_serve_auto_serves_on_the_cpu_and_says_so(self):
+        with bamtest.running_server("--device", "auto", environment={"BAM_PLUGIN_DIR": self.folder.name}) as server:
+            self.assertEqual(server.complete(PROMPT, max_tokens=4).status, 200)
+            self.assertIn("cpu", server.get("/v1/models").json()["data"][0]["meta"]["device"])
+            log = server.log()
+        told = [line for line in log.splitlines() if "--device auto" in line]
+        self.assertEqual(len(told), 1, log)
+        self.assertIn("using the CPU", told[0])
+
+
+class EmulatedDevice(unittest.TestCase):
+    """The same program with the CUDA backend on the CPU emulation: the whole path from dlopen to tokens."""
+
+    def setUp(self):
+        if emulated_plugin() is None:
+            self.skipTest("this build has no emulated CUDA plugin")
+
+    def run_on(self, device, *arguments, **environment):
+        return generate("--device", device, "--dtype", "f32", "--kv-dtype", "f16", *arguments,
+                        BAM_PLUGIN_DIR=str(emulated_plugin().parent), **environment)
+
+    def test_the_gpu_gives_the_tokens_of_the_cpu(self):
+        cuda, cpu = self.run_on("cuda"), self.run_on("cpu")
+        self.assertEqual((cuda.returncode, cpu.returncode), (0, 0), cuda.stderr + cpu.stderr)
+        self.assertEqual(cuda.stdout, cpu.stdout)
+
+    def test_auto_takes_the_gpu(self):
+        result = subprocess.run(
+            [bamtest.BAM, "generate", "--model", bamtest.checkpoint(), "-p", "Once", "-n", "2", "--temperature", "0",
+             "--kv-memory", "64MiB", "--max-model-len", "256"],
+            capture_output=True, text=True, timeout=600, check=False,
+            env=clean_environment(BAM_PLUGIN_DIR=str(emulated_plugin().parent)))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("Emulated sm_80", result.stderr)
+
+    def test_machines_that_cannot_run_it_say_why(self):
+        cases = [({"BAM_CUDA_EMU_DEVICES": "0"}, "no NVIDIA GPU was found"),
+                 ({"BAM_CUDA_EMU_DRIVER": "old"}, "driver is too old"),
+                 ({"BAM_CUDA_EMU_CC": "75"}, "compute capability 7.5")]
+        for environment, reason in cases:
+            with self.subTest(reason=reason):
+                refused = self.run_on("cuda", **environment)
+                self.assertEqual(refused.returncode, 1, refused.stderr)
+                self.assertIn(reason, refused.stderr)
+                self.assertEqual(self.run_on("auto", tokens=2, **environment).returncode, 0)
+
+
+if __name__ == "__main__":
+    bamtest.main()
