@@ -130,7 +130,7 @@ TEST(ServeConfig, BadValuesAreNamed) {
                                                                 {"threads", "1.5"},
                                                                 {"device", "tpu"},
                                                                 {"dtype", "fp8"},
-                                                                {"kv-dtype", "bf16"},
+                                                                {"kv-dtype", "f8"},
                                                                 {"kv-memory", "lots"},
                                                                 {"kv-memory", "0"},
                                                                 {"kv-memory", "-1GiB"},
