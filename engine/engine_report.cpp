@@ -107,11 +107,14 @@ LoadSummary EngineCore::load() const {
   double tokens = 0;
   for (const auto queue : {scheduler_.running(), scheduler_.waiting()}) {
     for (const Sequence* s : queue) {
-      const double ms = remaining_prefill_ms(*s);
+      const auto& choice = static_cast<const Choice&>(*s);
+      const double ms = remaining_prefill_ms(choice);
       summary.prefill_ms += ms;
-      if (static_cast<const Choice*>(s)->request->queued()) summary.queued_prefill_ms += ms;
+      if (choice.request->queued()) summary.queued_prefill_ms += ms;
       summary.num_prefills += ms > 0;
-      tokens += std::min(usual, static_cast<double>(s->max_len - s->num_known()));
+      // Most requests end long before their limit; one that ignores the end of text will not.
+      const auto limit = static_cast<double>(s->max_len - s->num_known());
+      tokens += choice.request->request.sampling.ignore_eos ? limit : std::min(usual, limit);
     }
   }
   summary.decode_ms = tokens * decode_step_ms_ / static_cast<double>(config_.max_num_seqs);
