@@ -12,7 +12,10 @@
 namespace bam {
 namespace {
 
+constexpr size_t kSmallPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kArenaBlock = size_t{32} << 20;
+constexpr size_t kCacheLine = 64;
 
 uint64_t read_number(const char* path, uint64_t fallback) {
   std::ifstream file(path);
@@ -24,14 +27,38 @@ uint64_t read_number(const char* path, uint64_t fallback) {
 
 LazyMemory::LazyMemory(size_t bytes, bool huge_pages) : size_(bytes) {
   if (bytes == 0) return;
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  const bool huge = huge_pages && bytes >= kHugePage;
+  const size_t room = bytes + (huge ? kHugePage : 0);
+  void* memory = mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw Error("cannot reserve {} MiB of memory", bytes >> 20);
-  if (huge_pages && bytes >= 2 * kHugePage) madvise(memory, bytes, MADV_HUGEPAGE);
   data_ = static_cast<std::byte*>(memory);
+  if (!huge) return;
+  const size_t before = (kHugePage - reinterpret_cast<uintptr_t>(memory) % kHugePage) % kHugePage;
+  if (before > 0) munmap(data_, before);
+  data_ += before;
+  const size_t used = (bytes + kSmallPage - 1) / kSmallPage * kSmallPage;
+  if (before + used < room) munmap(data_ + used, room - before - used);
+  madvise(data_, bytes, MADV_HUGEPAGE);
 }
 
 LazyMemory::~LazyMemory() {
-  if (data_ != nullptr) munmap(data_, size_);
+  if (data_ != nullptr && whole_ == nullptr) munmap(data_, size_);
+}
+
+LazyMemory MemoryArena::allocate(size_t bytes) {
+  if (bytes == 0 || bytes > kArenaBlock / 2) return LazyMemory(bytes);
+  const std::scoped_lock lock(mutex_);
+  const size_t rounded = (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+  if (block_ == nullptr || used_ + rounded > block_->size()) {
+    block_ = std::make_shared<const LazyMemory>(kArenaBlock);
+    used_ = 0;
+  }
+  LazyMemory slice;
+  slice.data_ = block_->data() + used_;
+  slice.size_ = bytes;
+  slice.whole_ = block_;
+  used_ += rounded;
+  return slice;
 }
 
 size_t available_memory_bytes() {

@@ -4,12 +4,14 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include "bench/support/machine.h"
 #include "bench/support/onednn.h"
@@ -83,60 +85,109 @@ class LayerStack {
   double flop_per_row_ = 0, bytes_ = 0;
 };
 
-// oneDNN's seconds for the same shapes, rows and precision; weights of one layer, so that its caches may help it.
-double onednn_seconds(DType dtype, int64_t rows) {
-  constexpr int64_t kMost = 2 * kIntermediate * kHidden;
-  const std::vector<float> x(static_cast<size_t>(rows * kIntermediate), 0.1f), w(kMost, 0.1f);
-  const std::vector<uint8_t> x8(static_cast<size_t>(rows * kIntermediate), 3);
-  const std::vector<int8_t> w8(kMost, 2);
-  std::vector<float> y(static_cast<size_t>(rows * 2 * kIntermediate));
-  return kLayers * seconds_per_call([&] {
-           for (const Shape& shape : kShapes) {
-             if (dtype == DType::kI8) {
-               onednn_igemm(rows, shape.out, shape.in, x8.data(), w8.data(), reinterpret_cast<int32_t*>(y.data()));
-             } else {
-               onednn_sgemm(rows, shape.out, shape.in, x.data(), w.data(), y.data());
-             }
-           }
-         });
+// oneDNN on the same shapes, rows and precision; weights of one layer, so that its caches may help it.
+class OnednnLayers {
+ public:
+  OnednnLayers(DType dtype, int64_t rows)
+      : dtype_(dtype),
+        rows_(rows),
+        x_(static_cast<size_t>(rows * kIntermediate), 0.1f),
+        w_(kMost, 0.1f),
+        y_(static_cast<size_t>(rows * 2 * kIntermediate)),
+        x8_(x_.size(), 3),
+        w8_(kMost, 2) {}
+  void run() {
+    for (int layer = 0; layer < kLayers; ++layer) {
+      for (const Shape& shape : kShapes) {
+        if (dtype_ == DType::kI8) {
+          onednn_igemm(rows_, shape.out, shape.in, x8_.data(), w8_.data(), reinterpret_cast<int32_t*>(y_.data()));
+        } else {
+          onednn_sgemm(rows_, shape.out, shape.in, x_.data(), w_.data(), y_.data());
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr size_t kMost = 2 * kIntermediate * kHidden;
+  DType dtype_;
+  int64_t rows_;
+  std::vector<float> x_, w_, y_;
+  std::vector<uint8_t> x8_;
+  std::vector<int8_t> w8_;
+};
+
+struct GemmResult {
+  double seconds, share_of_peak, share_of_read, onednn_to_ours;  // medians
+};
+
+// Each sample stands between two measurements of the machine, and oneDNN's beside it.
+GemmResult measure_gemm(MachineProbe& probe, const LayerStack& stack, DType dtype, int64_t rows, const void* in,
+                        void* out) {
+  constexpr int kSamples = 9;
+  const bool integer = dtype == DType::kI8 && probe.int8_gops() > 0;
+  const bool peer = have_onednn() && (dtype == DType::kF32 || dtype == DType::kI8);
+  OnednnLayers onednn(dtype, rows);
+  const auto top = [&] { return integer ? probe.int8_gops() : probe.fma_gflops(); };
+  const auto timed = [](const std::function<void()>& call) {
+    const double start = now_seconds();
+    call();
+    return now_seconds() - start;
+  };
+  const auto ours = [&] { stack.run(in, rows, out); };
+  ours();
+  if (peer) onednn.run();
+  const int calls = std::max(1, static_cast<int>(0.03 / timed(ours)));
+  const double gflop = 1e-9 * stack.flop_per_row() * static_cast<double>(rows);
+  std::vector<double> seconds, of_peak, of_read, ratio;
+  for (int s = 0; s < kSamples; ++s) {
+    const double top_before = top(), read_before = probe.read_gbs();
+    const double once = timed([&] {
+                          for (int i = 0; i < calls; ++i) ours();
+                        }) /
+                        calls;
+    const double top_after = top(), read_after = probe.read_gbs();
+    seconds.push_back(once);
+    of_peak.push_back(gflop / once / ((top_before + top_after) / 2));
+    of_read.push_back(1e-9 * stack.bytes() / once / ((read_before + read_after) / 2));
+    if (peer) {
+      ratio.push_back(timed([&] { onednn.run(); }) / once);
+      std::this_thread::sleep_for(std::chrono::milliseconds(60));  // its OpenMP threads spin for a while
+    }
+  }
+  return {median(seconds), median(of_peak), median(of_read), peer ? median(ratio) : 0};
 }
 
 void bench_gemm(Backend& backend, nlohmann::json& results) {
-  fmt::print("\nlinear layers of 12 layers, 768 x 2304, 768, 3072, 1536 (one call each, weights out of cache)\n");
+  fmt::print(
+      "\nlinear layers of 12 layers, 768 x 2304, 768, 3072, 1536 (weights out of cache, medians of 9 samples)\n");
   fmt::print("{:<6} {:>5} {:>12} {:>16} {:>14} {:>17}\n", "dtype", "rows", "ms", "GFLOP/s", "GB/s", "oneDNN time/ours");
   const int64_t most = 512;
   const std::vector<float> values = random_floats(static_cast<size_t>(most * kIntermediate), 1.0f, 2);
   // Memory of the backend, as a model has it.
   const auto in = backend.make_vector(values);
   const auto out = backend.allocate(static_cast<size_t>(most * 2 * kIntermediate) * sizeof(float));
+  MachineProbe probe(backend.num_threads());
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI8}) {
     const LayerStack stack(backend, dtype);
     for (const int64_t rows : {1, 8, 64, 512}) {
-      // The peak of this moment: a shared machine changes from second to second.
-      const MachinePeak before = measure_peak(backend.num_threads());
-      const double seconds = seconds_per_call([&] { stack.run(in->data(), rows, out->data()); });
-      const bool peer = have_onednn() && (dtype == DType::kF32 || dtype == DType::kI8);
-      const double peer_seconds = peer ? onednn_seconds(dtype, rows) : 0;
-      const MachinePeak after = measure_peak(backend.num_threads());
-      const auto mean = [&](double MachinePeak::*field) { return (before.*field + after.*field) / 2; };
-      const double top =
-          dtype == DType::kI8 && before.int8_gops > 0 ? mean(&MachinePeak::int8_gops) : mean(&MachinePeak::fma_gflops);
-      const double gflops = stack.flop_per_row() * static_cast<double>(rows) / seconds / 1e9;
-      const double gbs = stack.bytes() / seconds / 1e9, read = mean(&MachinePeak::read_gbs);
+      const GemmResult r = measure_gemm(probe, stack, dtype, rows, in->data(), out->data());
+      const double gflops = 1e-9 * stack.flop_per_row() * static_cast<double>(rows) / r.seconds;
+      const double gbs = 1e-9 * stack.bytes() / r.seconds;
       fmt::print("{:<6} {:>5} {:>12.3f} {:>9.1f} ({:>3.0f} %) {:>7.1f} ({:>3.0f} %)", dtype_name(dtype), rows,
-                 1e3 * seconds, gflops, 100 * gflops / top, gbs, 100 * gbs / read);
-      if (peer) fmt::print(" {:>17.2f}", peer_seconds / seconds);
+                 1e3 * r.seconds, gflops, 100 * r.share_of_peak, gbs, 100 * r.share_of_read);
+      if (r.onednn_to_ours > 0) fmt::print(" {:>17.2f}", r.onednn_to_ours);
       fmt::print("\n");
       std::fflush(stdout);
       results.push_back({{"what", "gemm"},
-                         {"onednn_to_ours", peer_seconds / seconds},
+                         {"onednn_to_ours", r.onednn_to_ours},
                          {"dtype", dtype_name(dtype)},
                          {"rows", rows},
-                         {"seconds", seconds},
+                         {"seconds", r.seconds},
                          {"gflops", gflops},
-                         {"share_of_peak", gflops / top},
+                         {"share_of_peak", r.share_of_peak},
                          {"gbs", gbs},
-                         {"share_of_read", gbs / read}});
+                         {"share_of_read", r.share_of_read}});
     }
   }
 }

@@ -3,12 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
-#include <functional>
-#include <thread>
-#include <vector>
-
-#include "base/memory.h"
-#include "base/thread_pool.h"
 
 namespace bam::bench {
 namespace {
@@ -17,16 +11,8 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// Best of five: a peak is what the machine can do, not what it did while somebody else was running.
-double best_rate(double work, const std::function<void()>& run) {
-  double best = 0;
-  for (int i = 0; i < 5; ++i) {
-    const auto start = Clock::now();
-    run();
-    best = std::max(best, work / seconds_since(start));
-  }
-  return best;
-}
+// Four times any cache we are likely to meet.
+constexpr size_t kReadBytes = size_t{512} << 20;
 
 #if defined(__x86_64__)
 constexpr int kChains = 24;
@@ -64,46 +50,64 @@ __attribute__((target("avx512f"))) void dot_vnni() {
 
 }  // namespace
 
-MachinePeak measure_peak(int threads) {
-  MachinePeak peak;
-  peak.threads = threads;
-  ThreadPool pool(threads);
-  const auto all = [&](auto&& body) {
-    return [&pool, body] { pool.parallel_for(pool.num_threads(), [&](int64_t, int) { body(); }); };
-  };
+MachineProbe::MachineProbe(int threads) : pool_(threads), sums_(static_cast<size_t>(threads) * 8) {}
+
+double MachineProbe::seconds(void (*body)()) {
+  const auto start = Clock::now();
+  pool_.parallel_for(pool_.num_threads(), [&](int64_t, int) { body(); });
+  return seconds_since(start);
+}
+
+double MachineProbe::fma_gflops() {
 #if defined(__x86_64__)
-  const double n = threads;
-  if (__builtin_cpu_supports("avx512f")) {
-    peak.fma_gflops = best_rate(n * kRounds * kChains * 32, all(fma_avx512)) / 1e9;
-  } else if (__builtin_cpu_supports("avx2")) {
-    peak.fma_gflops = best_rate(n * kRounds * 12 * 16, all(fma_avx2)) / 1e9;
-  }
+  const double rounds = 1e-9 * pool_.num_threads() * kRounds;
+  if (__builtin_cpu_supports("avx512f")) return rounds * kChains * 32 / seconds(fma_avx512);
+  if (__builtin_cpu_supports("avx2")) return rounds * 12 * 16 / seconds(fma_avx2);
+#endif
+  return 0;
+}
+
+double MachineProbe::int8_gops() {
+#if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512vnni")) {
-    peak.int8_gops = best_rate(n * kRounds * kChains * 128, all(dot_vnni)) / 1e9;
+    return 1e-9 * pool_.num_threads() * kRounds * kChains * 128 / seconds(dot_vnni);
   }
 #endif
-  // Four times any cache we are likely to meet.
-  const size_t bytes = size_t{512} << 20;
-  const LazyMemory memory(bytes);
-  std::fill_n(memory.as<uint64_t>(), bytes / 8, uint64_t{1});
-  const size_t slice = bytes / 8 / static_cast<size_t>(threads);
-  std::vector<uint64_t> sums(static_cast<size_t>(threads) * 8);
-  peak.read_gbs = best_rate(static_cast<double>(bytes),
-                            [&] {
-                              pool.parallel_for(threads, [&](int64_t t, int) {
-                                const uint64_t* at = memory.as<uint64_t>() + static_cast<size_t>(t) * slice;
-                                uint64_t lanes[32] = {};
-                                for (size_t i = 0; i + 32 <= slice; i += 32) {
-                                  for (size_t l = 0; l < 32; ++l) lanes[l] += at[i + l];
-                                }
-                                uint64_t sum = 0;
-                                for (uint64_t lane : lanes) sum += lane;
-                                sums[static_cast<size_t>(t) * 8] = sum;
-                              });
-                            }) /
-                  1e9;
-  volatile uint64_t keep = sums[0];
+  return 0;
+}
+
+double MachineProbe::read_gbs() {
+  if (memory_.size() == 0) {
+    memory_ = LazyMemory(kReadBytes);
+    std::fill_n(memory_.as<uint64_t>(), kReadBytes / 8, uint64_t{1});
+  }
+  const size_t slice = kReadBytes / 8 / static_cast<size_t>(pool_.num_threads());
+  const auto start = Clock::now();
+  pool_.parallel_for(pool_.num_threads(), [&](int64_t t, int) {
+    const uint64_t* at = memory_.as<uint64_t>() + static_cast<size_t>(t) * slice;
+    uint64_t lanes[32] = {};
+    for (size_t i = 0; i + 32 <= slice; i += 32) {
+      for (size_t l = 0; l < 32; ++l) lanes[l] += at[i + l];
+    }
+    uint64_t sum = 0;
+    for (uint64_t lane : lanes) sum += lane;
+    sums_[static_cast<size_t>(t) * 8] = sum;
+  });
+  const double taken = seconds_since(start);
+  volatile uint64_t keep = sums_[0];
   (void)keep;
+  return 1e-9 * static_cast<double>(kReadBytes) / taken;
+}
+
+MachinePeak measure_peak(int threads) {
+  MachineProbe probe(threads);
+  MachinePeak peak;
+  peak.threads = threads;
+  for (int i = 0; i < 5; ++i) {
+    peak.fma_gflops = std::max(peak.fma_gflops, probe.fma_gflops());
+    peak.int8_gops = std::max(peak.int8_gops, probe.int8_gops());
+    peak.read_gbs = std::max(peak.read_gbs, probe.read_gbs());
+  }
   return peak;
 }
 

@@ -2,6 +2,10 @@
 #pragma once
 
 #include <string>
+#include <vector>
+
+#include "base/memory.h"
+#include "base/thread_pool.h"
 
 namespace bam::bench {
 
@@ -12,7 +16,24 @@ struct MachinePeak {
   double read_gbs = 0;    // DRAM read
 };
 
-// Median of several short runs on `threads` threads.
+// Single short runs (5 to 30 ms) on `threads` threads: a shared machine changes from moment to moment, so a benchmark
+// asks before and after each of its samples.
+class MachineProbe {
+ public:
+  explicit MachineProbe(int threads);
+  double fma_gflops();
+  double int8_gops();
+  double read_gbs();
+
+ private:
+  double seconds(void (*body)());  // all threads
+
+  ThreadPool pool_;
+  LazyMemory memory_;
+  std::vector<uint64_t> sums_;
+};
+
+// Best of five: a peak is what the machine can do, not what it did while somebody else was running.
 MachinePeak measure_peak(int threads);
 std::string cpu_name();
 

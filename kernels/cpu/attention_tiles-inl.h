@@ -90,34 +90,34 @@ HWY_INLINE F32x16 KeepRange(F32x16 v, int first, int low, int high) {
   return v;
 }
 
-// scores[r][0..63] = q[r] . K; every score is one chain over d.
-template <typename Source, int kRows>
+// scores[r][0..16 panels) = q[r] . K; every score is one chain over d. `panels` is a multiple of kAtOnce.
+template <typename Source, int kRows, int kAtOnce = kPanelsAtOnce>
 HWY_INLINE void ScoreBlock(const float* HWY_RESTRICT q, int64_t ldq, int head_dim, const std::byte* HWY_RESTRICT k,
-                           float* HWY_RESTRICT scores) {
-  for (int first = 0; first < kPanels; first += kPanelsAtOnce) {
-    F32x16 acc[kRows][kPanelsAtOnce];
+                           int panels, float* HWY_RESTRICT scores) {
+  for (int first = 0; first < panels; first += kAtOnce) {
+    F32x16 acc[kRows][kAtOnce];
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 16
-      for (int b = 0; b < kPanelsAtOnce; ++b) acc[r][b] = Zero16();
+      for (int b = 0; b < kAtOnce; ++b) acc[r][b] = Zero16();
     }
     const std::byte* base = k + static_cast<int64_t>(first) * head_dim * Source::kBytes16;
     const int64_t panel_bytes = static_cast<int64_t>(head_dim) * Source::kBytes16;
     for (int d = 0; d < head_dim; ++d) {
-      F32x16 key[kPanelsAtOnce];
+      F32x16 key[kAtOnce];
 #pragma GCC unroll 16
-      for (int b = 0; b < kPanelsAtOnce; ++b) key[b] = Source::Load(base + b * panel_bytes + d * Source::kBytes16);
+      for (int b = 0; b < kAtOnce; ++b) key[b] = Source::Load(base + b * panel_bytes + d * Source::kBytes16);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const F32x16 qd = Set16(q[r * ldq + d]);
 #pragma GCC unroll 16
-        for (int b = 0; b < kPanelsAtOnce; ++b) acc[r][b] = MulAdd(qd, key[b], acc[r][b]);
+        for (int b = 0; b < kAtOnce; ++b) acc[r][b] = MulAdd(qd, key[b], acc[r][b]);
       }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 16
-      for (int b = 0; b < kPanelsAtOnce; ++b) Store16(acc[r][b], scores + r * kTileKeys + (first + b) * kPanelKeys);
+      for (int b = 0; b < kAtOnce; ++b) Store16(acc[r][b], scores + r * kTileKeys + (first + b) * kPanelKeys);
     }
   }
 }
@@ -151,9 +151,18 @@ HWY_INLINE void ValueBlock(const float* HWY_RESTRICT p, int slots, const std::by
   }
 }
 
+// `panels`: those with a key some row may see. A single row (decode) reads no others: its own tile is half empty on
+// average, and with many short streams the keys are most of the traffic.
 template <typename Source, int kRows>
-HWY_NOINLINE void ScoreRows(const float* q, int64_t ldq, int head_dim, const std::byte* k, float* scores) {
-  ScoreBlock<Source, kRows>(q, ldq, head_dim, k, scores);
+HWY_NOINLINE void ScoreRows(const float* q, int64_t ldq, int head_dim, const std::byte* k, int panels, float* scores) {
+  if constexpr (kRows == 1) {
+    std::fill(scores + panels * kPanelKeys, scores + kTileKeys, 0.0f);
+    if (kPanelsAtOnce > 3 && panels == 3) return ScoreBlock<Source, 1, 3>(q, ldq, head_dim, k, panels, scores);
+    if (kPanelsAtOnce > 2 && panels == 2) return ScoreBlock<Source, 1, 2>(q, ldq, head_dim, k, panels, scores);
+    if (panels % kPanelsAtOnce == 0) return ScoreBlock<Source, 1>(q, ldq, head_dim, k, panels, scores);
+    return ScoreBlock<Source, 1, 1>(q, ldq, head_dim, k, panels, scores);
+  }
+  ScoreBlock<Source, kRows>(q, ldq, head_dim, k, kPanels, scores);
 }
 
 template <typename Source, int kRows>
@@ -314,7 +323,9 @@ class Runner {
   HWY_INLINE void VisitRows(int64_t tile, const std::byte* data, const std::byte* k, const std::byte* v, uint64_t need,
                             int r0) {
     float* scores = scratch_.scores.data();
-    ScoreRows<Source, kRows>(item_.q + r0 * pd_, pd_, layout_.head_dim, k, scores);
+    const int64_t seen = std::min<int64_t>(Row(r0 + kRows - 1).position - tile * kTileKeys, kTileKeys - 1) + 1;
+    const int panels = static_cast<int>(seen + kPanelKeys - 1) / kPanelKeys;
+    ScoreRows<Source, kRows>(item_.q + r0 * pd_, pd_, layout_.head_dim, k, panels, scores);
     float scale[kRows], shift[kRows];
     int slots = 0;
     for (int r = 0; r < kRows; ++r) {

@@ -105,7 +105,7 @@ void CpuBackend::reserve_positions(std::span<AttentionLayer* const> layers, int6
 void CpuBackend::ensure_workers(int padded_dim) {
   if (!workers_.empty() && workers_.front()->padded_dim >= padded_dim) return;
   workers_.clear();
-  for (int w = 0; w < pool_.num_threads(); ++w) workers_.push_back(std::make_unique<Worker>(padded_dim));
+  for (int w = 0; w < pool_.num_threads(); ++w) workers_.push_back(std::make_unique<Worker>(padded_dim, arena_));
 }
 
 void CpuBackend::write_kv(const AttentionLayer& attention_layer, const KvCacheView& kv,

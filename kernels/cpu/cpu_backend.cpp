@@ -55,8 +55,8 @@ void load_row(const HostMatrix& matrix, int64_t row, float* out) {
   }
 }
 
-// Rows of a GEMM done by one task; with a whole panel group they stay in the second-level cache.
-constexpr int64_t kRowBlockSize = 192;
+// Rows of a GEMM done by one task.
+constexpr int64_t kRowBlockMin = 96, kRowBlockMax = 768;
 
 }  // namespace
 
@@ -74,7 +74,9 @@ std::string CpuBackend::description() const {
   return fmt::format("cpu ({}, {} thread{})", isa_name_, pool_.num_threads(), pool_.num_threads() == 1 ? "" : "s");
 }
 
-std::unique_ptr<DeviceBuffer> CpuBackend::allocate(size_t bytes) { return std::make_unique<CpuBuffer>(bytes); }
+std::unique_ptr<DeviceBuffer> CpuBackend::allocate(size_t bytes) {
+  return std::make_unique<CpuBuffer>(arena_.allocate(bytes));
+}
 
 std::unique_ptr<LinearWeights> CpuBackend::make_linear(std::span<const HostMatrix> parts, DType weight_dtype) {
   auto linear = std::make_unique<CpuLinear>();
@@ -86,7 +88,7 @@ std::unique_ptr<LinearWeights> CpuBackend::make_linear(std::span<const HostMatri
     first_rows.emplace_back(&part, linear->n);
     linear->n += part.rows;
   }
-  linear->panels = LazyMemory(packed_bytes(weight_dtype, linear->k, linear->n));
+  linear->panels = arena_.allocate(packed_bytes(weight_dtype, linear->k, linear->n));
   const int64_t padded = (linear->n + kPanelCols - 1) / kPanelCols * kPanelCols;
   if (weight_dtype == DType::kI8) {
     linear->scale.resize(static_cast<size_t>(padded));
@@ -112,7 +114,7 @@ std::unique_ptr<LinearWeights> CpuBackend::make_linear(std::span<const HostMatri
 }
 
 std::unique_ptr<DeviceBuffer> CpuBackend::make_vector(std::span<const float> values) {
-  auto buffer = std::make_unique<CpuBuffer>(values.size_bytes());
+  auto buffer = std::make_unique<CpuBuffer>(arena_.allocate(values.size_bytes()));
   std::memcpy(buffer->data(), values.data(), values.size_bytes());
   return buffer;
 }
@@ -179,32 +181,37 @@ void CpuBackend::gemm(const CpuLinear& weights, const float* in, int64_t rows, f
   if (rows == 0) return;
   ensure_workers(16);
   const int64_t panels = (weights.n + kPanelCols - 1) / kPanelCols;
-  const int64_t row_blocks = (rows + kRowBlockSize - 1) / kRowBlockSize;
   // Few rows stream weights in long runs; many rows leave small tasks so that threads finish together.
   const int64_t per_task = rows <= 4 ? std::max<int64_t>(4, panels / (8 * pool_.num_threads()) / 4 * 4) : 2;
   const int64_t panel_groups = (panels + per_task - 1) / per_task;
+  // As many rows as possible share a panel's way through the caches, but every thread gets several tasks.
+  const int64_t wanted_blocks = (4 * pool_.num_threads() + panel_groups - 1) / panel_groups;
+  const int64_t block_rows = std::clamp((rows + wanted_blocks - 1) / wanted_blocks, kRowBlockMin, kRowBlockMax);
+  const int64_t row_blocks = (rows + block_rows - 1) / block_rows;
   const uint8_t* quantised = nullptr;
+  const int64_t row_bytes = gemm_.quantised_row_bytes(weights.k);
   if (weights.dtype == DType::kI8) {
-    const int64_t row_bytes = int8_row_bytes(weights.k);
-    quantised_.resize(std::max(quantised_.size(), static_cast<size_t>(rows * row_bytes)));
+    const auto bytes = static_cast<size_t>(rows * row_bytes);
+    if (bytes > quantised_.size()) quantised_ = arena_.allocate(std::max(bytes, 2 * quantised_.size()));
     quantised_scale_.resize(std::max(quantised_scale_.size(), static_cast<size_t>(rows)));
     const auto one = [&](int64_t r, int) {
       quantised_scale_[static_cast<size_t>(r)] =
-          gemm_.quantize_row(in + r * weights.k, weights.k, quantised_.data() + r * row_bytes);
+          gemm_.quantize_row(in + r * weights.k, weights.k, quantised_.as<uint8_t>() + r * row_bytes);
     };
     if (rows < 8) {
       for (int64_t r = 0; r < rows; ++r) one(r, 0);
     } else {
       pool_.parallel_for(rows, one);
     }
-    quantised = quantised_.data();
+    quantised = quantised_.as<uint8_t>();
   }
   pool_.parallel_for(row_blocks * panel_groups, [&](int64_t task, int worker) {
-    const int64_t row0 = task / panel_groups * kRowBlockSize;
-    const int64_t count = std::min(kRowBlockSize, rows - row0);
+    const int64_t row0 = task / panel_groups * block_rows;
+    const int64_t count = std::min(block_rows, rows - row0);
     const int64_t first = task % panel_groups * per_task, last = std::min(first + per_task, panels);
     if (quantised != nullptr) {
-      gemm_.gemm_int8({.x = quantised + row0 * int8_row_bytes(weights.k),
+      gemm_.gemm_int8({.x = quantised + row0 * row_bytes,
+                       .ldx = row_bytes,
                        .x_scale = quantised_scale_.data() + row0,
                        .rows = count,
                        .k = weights.k,
@@ -230,7 +237,7 @@ void CpuBackend::gemm(const CpuLinear& weights, const float* in, int64_t rows, f
                   .y = out + row0 * weights.n,
                   .ldy = weights.n,
                   .accumulate = accumulate,
-                  .unpack = workers_[static_cast<size_t>(worker)]->unpack.data()});
+                  .unpack = workers_[static_cast<size_t>(worker)]->unpack.as<float>()});
     }
   });
 }

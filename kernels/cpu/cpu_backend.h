@@ -17,7 +17,7 @@
 namespace bam::cpu {
 
 struct CpuBuffer final : DeviceBuffer {
-  explicit CpuBuffer(size_t bytes) : memory(bytes) {}
+  explicit CpuBuffer(LazyMemory memory_) : memory(std::move(memory_)) {}
   void* data() override { return memory.data(); }
   size_t size_bytes() const override { return memory.size(); }
   LazyMemory memory;
@@ -119,7 +119,8 @@ class CpuBackend final : public Backend {
   std::string isa_name_;
   ThreadPool pool_;
   std::vector<std::unique_ptr<Worker>> workers_;
-  std::vector<uint8_t> quantised_;  // int8 activations of one call
+  MemoryArena arena_;     // weights and activations
+  LazyMemory quantised_;  // int8 activations of one call
   std::vector<float> quantised_scale_;
   std::vector<Block> blocks_;
   std::vector<Task> tasks_;

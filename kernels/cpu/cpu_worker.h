@@ -8,9 +8,9 @@ namespace bam::cpu {
 
 // Scratch memory of one thread.
 struct CpuBackend::Worker {
-  explicit Worker(int padded_dim_)
+  Worker(int padded_dim_, MemoryArena& arena)
       : padded_dim(padded_dim_),
-        unpack(static_cast<size_t>(gemm_unpack_floats())),
+        unpack(arena.allocate(static_cast<size_t>(gemm_unpack_floats()) * sizeof(float))),
         q(static_cast<size_t>(kMaxRows * padded_dim_)),
         rotated(static_cast<size_t>(padded_dim_)),
         state(static_cast<size_t>(kMaxRows * (2 + padded_dim_))),
@@ -23,8 +23,8 @@ struct CpuBackend::Worker {
   }
 
   int padded_dim;
-  std::vector<float> unpack;  // 16-bit weight panels as float32
-  std::vector<float> q;       // [kMaxRows][padded_dim]
+  LazyMemory unpack;     // 16-bit weight panels as float32
+  std::vector<float> q;  // [kMaxRows][padded_dim]
   std::vector<float> rotated;
   std::vector<float> state;
   RowInfo rows[kMaxRows];

@@ -31,12 +31,13 @@ struct GemmArgs {
   float* unpack = nullptr;  // scratch of gemm_unpack_floats() floats
 };
 inline constexpr int64_t kUnpackDepth = 256;  // k of one 16-bit panel converted at a time
-inline constexpr int64_t kSliceDepth = 128;   // k of two panels worked on at a time
+inline constexpr int64_t kSliceDepth = 1024;  // k of two panels worked on at a time
 constexpr int64_t gemm_unpack_floats() { return std::max(kUnpackDepth, 2 * kSliceDepth) * kPanelCols; }
 
 // x quantised per row to int8; sums are exact integers, so every path gives the same bits.
 struct Int8GemmArgs {
-  const uint8_t* x = nullptr;      // rows of int8_row_bytes(k), written by quantize_row
+  const uint8_t* x = nullptr;  // rows written by quantize_row, ldx bytes apart
+  int64_t ldx = 0;
   const float* x_scale = nullptr;  // [rows]
   int64_t rows = 0;
   int64_t k = 0;
@@ -50,13 +51,13 @@ struct Int8GemmArgs {
   int64_t ldy = 0;
   bool accumulate = false;
 };
-// Room for either operand format (unsigned bytes for VNNI, 16-bit pairs elsewhere).
-constexpr int64_t int8_row_bytes(int64_t k) { return (k + 3) / 4 * 8; }
 
 // Kernels of one instruction set.
 struct GemmKernels {
   void (*gemm)(const GemmArgs& args);
   void (*gemm_int8)(const Int8GemmArgs& args);
+  int64_t quad_bytes;  // of four quantised values: unsigned bytes for VNNI, 16-bit pairs elsewhere
+  int64_t quantised_row_bytes(int64_t k) const { return (k + 3) / 4 * quad_bytes; }
   // Writes one row in the format gemm_int8 wants and returns its scale.
   float (*quantize_row)(const float* x, int64_t k, uint8_t* out);
 };
