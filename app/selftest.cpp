@@ -14,6 +14,7 @@
 
 #include "app/commands.h"
 #include "base/error.h"
+#include "engine/sampler.h"
 #include "kernels/backend.h"
 #include "kernels/device.h"
 
@@ -71,6 +72,7 @@ class SelfTest {
     for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kI8}) linear_layers(dtype);
     feed_forward();
     attention_variants();
+    if (device_.supports_drawing(sizes_.vocab)) token_draws();
     pages();
     return std::move(outcomes_);
   }
@@ -309,6 +311,41 @@ class SelfTest {
     }
   }
 
+  // Tokens drawn on the device must be those that the host samples.
+  void token_draws() {
+    const auto rows = static_cast<int32_t>(std::min<int64_t>(sizes_.rows, 64));
+    const auto vocab = static_cast<int32_t>(sizes_.vocab);
+    const auto values = random_values(static_cast<size_t>(rows) * static_cast<size_t>(vocab), 77, 3);
+    const auto logits = upload(values, rows, vocab);
+    Sampler sampler(vocab, {});
+    DrawBatch batch;
+    std::vector<SamplingParams> params(static_cast<size_t>(rows));  // outlives the states
+    std::vector<int32_t> expected, got(static_cast<size_t>(rows));
+    for (int32_t r = 0; r < rows; ++r) {
+      SamplingParams& p = params[static_cast<size_t>(r)];
+      p.temperature = 0.25f * static_cast<float>(r % 7);
+      p.top_k = r % 3 == 0 ? 40 : 0;
+      p.top_p = r % 2 == 0 ? 0.9f : 1.0f;
+      p.min_p = r % 5 == 0 ? 0.05f : 0.0f;
+      p.repetition_penalty = r % 4 == 0 ? 1.2f : 1.0f;
+      const std::vector<int32_t> prompt = {1, 2, 3, vocab - 1};
+      SamplerState state(p, static_cast<uint64_t>(r), 0, vocab, prompt, nullptr);
+      const size_t begin = static_cast<size_t>(r) * static_cast<size_t>(vocab);
+      expected.push_back(sampler.sample(std::span(values).subspan(begin, static_cast<size_t>(vocab)), state).token);
+      sampler.plan_draw(state, batch);
+      batch.rows.back().row = r;
+    }
+    const double seconds =
+        time([&] { device_.draw_tokens(static_cast<const float*>(logits->data()), vocab, batch, got, {}, {}); });
+    int wrong = 0;
+    for (size_t i = 0; i < got.size(); ++i) wrong += got[i] == expected[i] ? 0 : 1;
+    report({.operation = "draw tokens",
+            .shape = fmt::format("{}x{}", rows, vocab),
+            .error = static_cast<double>(wrong),
+            .seconds = seconds,
+            .bytes = static_cast<double>(values.size() * sizeof(float))});
+  }
+
   // Copies and moves to the host and back must keep every byte.
   void pages() {
     const AttentionSpec spec = make_spec(PositionEncoding::kNope, false);
@@ -347,10 +384,13 @@ int run_selftest(int argc, char** argv) {
       "Compares every operation of a device with the CPU and prints errors and speeds.\n"
       "The first thing to run on a new GPU; exit code 1 if a result is wrong.",
       "bam selftest");
-  std::string device = "auto", dtype = "auto", size = "full";
+  std::string device = "auto", dtype = "auto", size = "full", gemm = "own";
   app.add_option("--device", device, "auto, cpu or cuda")->capture_default_str();
   app.add_option("--dtype", dtype, "operands on a GPU: auto (f16), f16, bf16, f32")
       ->check(CLI::IsMember({"auto", "f16", "bf16", "f32"}))
+      ->capture_default_str();
+  app.add_option("--cuda-gemm", gemm, "matrix products on a GPU: own, cublas or cublas-tf32")
+      ->check(CLI::IsMember({"own", "cublas", "cublas-tf32"}))
       ->capture_default_str();
   app.add_option("--size", size, "shapes: small or full")
       ->check(CLI::IsMember({"small", "full"}))
@@ -361,7 +401,7 @@ int run_selftest(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   try {
-    const auto backend = make_backend(device, {.operands = dtype});
+    const auto backend = make_backend(device, {.operands = dtype, .gemm = gemm});
     std::printf("%s\n\n%-24s %-16s %10s %10s\n", backend->description().c_str(), "operation", "shape", "error",
                 "allowed");
     int failures = 0;

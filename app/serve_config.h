@@ -15,9 +15,10 @@ namespace bam {
 // How to load a checkpoint and run it; shared by serve, generate and inspect.
 struct ModelSettings {
   std::string model = "demo";
-  std::string device = "auto";  // auto, cpu, cuda
-  int threads = 0;              // 0: all cores this process may use
-  std::string dtype = "auto";   // auto: as in the checkpoint
+  std::string device = "auto";    // auto, cpu, cuda
+  std::string cuda_gemm = "own";  // own, cublas, cublas-tf32
+  int threads = 0;                // 0: all cores this process may use
+  std::string dtype = "auto";     // auto: as in the checkpoint
   bool certified_attention = true;
   float attention_epsilon = 0x1p-20f;
   EngineConfig engine;

@@ -94,6 +94,9 @@ void add_model_options(std::vector<ServeOption>& out) {
                  text_into(BAM_FIELD(model.model))});
   out.push_back({"device", "auto|cpu|cuda", "where the model runs", "auto", false, false, kModel,
                  choice_into(BAM_FIELD(model.device), "auto|cpu|cuda")});
+  out.push_back({"cuda-gemm", "own|cublas|cublas-tf32",
+                 "matrix products on a GPU; with cublas a text may depend on what else runs (not batch-invariant)",
+                 "own", false, false, kModel, choice_into(BAM_FIELD(model.cuda_gemm), "own|cublas|cublas-tf32")});
   out.push_back({"threads", "N", "compute threads; 0: all cores this process may use", "0", false, false, kModel,
                  integer_into(BAM_FIELD(model.threads), 0, 4096)});
   out.push_back({"dtype", "auto|f32|f16|bf16|int8", "weights in memory; auto: as in the checkpoint", "auto", false,

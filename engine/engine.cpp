@@ -1,9 +1,12 @@
 #include "engine/engine.h"
 
+#include <algorithm>
+#include <cmath>
 #include <condition_variable>
 #include <functional>
 #include <future>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <unordered_set>
 #include <variant>
@@ -20,6 +23,8 @@ namespace {
 constexpr auto kPublishInterval = std::chrono::milliseconds(50);
 constexpr double kMinHealthySeconds = 10;
 constexpr int64_t kMaxProbeTokens = 2048;
+constexpr double kRetryMargin = 1.2;
+constexpr double kPaceWindowMs = 5000, kPriorPaceMs = 100;
 
 struct SubmitMessage {
   Request request;
@@ -35,6 +40,8 @@ using Message = std::variant<SubmitMessage, CancelMessage, TaskMessage>;
 struct Published {
   EngineSnapshot snapshot;
   LoadSummary load;
+  Clock::time_point at;
+  uint64_t steps = 0;  // so far
 };
 
 double seconds_since(Clock::time_point then) { return std::chrono::duration<double>(Clock::now() - then).count(); }
@@ -65,7 +72,9 @@ struct Engine::Impl {
   // --- any thread ---
   SubmitResult check(const Request& request) const;
   SubmitResult submit(Request request, std::shared_ptr<EventSink> sink);
-  SubmitResult queue_full(std::string message, double share) const;
+  SubmitResult queue_full(std::string message, QueueForecast::Goal goal, const Published& picture,
+                          std::span<const ForecastSequence> arrivals) const;
+  ForecastSequence forecast_arrival(const Request& request) const;
   void send(Message message) {
     {
       const std::lock_guard lock(mutex);
@@ -81,6 +90,7 @@ struct Engine::Impl {
   bool take_inbox();
   void handle(Message& message);
   void publish(Clock::time_point now);
+  void note_pace(Clock::time_point now);
   void forget(const std::string& id) {
     const std::lock_guard lock(mutex);
     live_ids.erase(id);
@@ -96,14 +106,19 @@ struct Engine::Impl {
   std::condition_variable wake, idle;
   std::vector<Message> inbox;
   std::unordered_set<std::string> live_ids;
+  std::vector<ForecastSequence> arrivals;         // submitted since the picture that is published now
   int64_t num_queued = 0, num_queued_tokens = 0;  // requests not scheduled yet, inbox included
   bool busy = false;                              // the engine thread has work or is delivering events
   bool draining = false;
   bool stopping = false;
 
-  EngineCore core;  // engine thread only, like the next two
+  EngineCore core;  // engine thread only, like all up to `published`
   std::vector<Message> messages;
   Clock::time_point published_at{};
+  size_t num_seen = 0;  // of `arrivals`, how many the core has
+  // Of the last seconds with work: how long the steps took, and how long they should have.
+  double real_busy_ms = kPriorPaceMs, predicted_busy_ms = kPriorPaceMs;
+  Clock::time_point busy_since{};
 
   Latest<Published> published;
   // Health: when the current stretch of work last made progress; 0 while idle. Steady-clock ticks.
@@ -139,11 +154,21 @@ SubmitResult Engine::Impl::check(const Request& request) const {
   return {};
 }
 
-SubmitResult Engine::Impl::queue_full(std::string message, double share) const {
-  const auto now = published.load();
-  const LoadSummary& load = now->load;
-  const double queue_ms = load.queued_prefill_ms / load.prefill_share + load.decode_ms;
-  return {SubmitStatus::kQueueFull, std::move(message), std::clamp(1e-3 * share * queue_ms, 0.1, 3600.0)};
+SubmitResult Engine::Impl::queue_full(std::string message, QueueForecast::Goal goal, const Published& picture,
+                                      std::span<const ForecastSequence> arrivals) const {
+  // Who comes a little late is let in; who comes early is refused once more.
+  const double ms = kRetryMargin * picture.load.queue.ms_until(goal, arrivals);
+  const double seconds = 1e-3 * ms - seconds_since(picture.at);
+  return {SubmitStatus::kQueueFull, std::move(message), std::clamp(seconds, 0.1, 3600.0)};
+}
+
+ForecastSequence Engine::Impl::forecast_arrival(const Request& request) const {
+  const int64_t prompt = static_cast<int64_t>(request.prompt.size());
+  const int64_t max_len = std::min(prompt + request.sampling.max_tokens, plan.config.max_model_len);
+  ForecastSequence f = forecast_of(request, max_len, 0);
+  f.arrival = UINT64_MAX;  // after all that have a number
+  f.pages = plan.geometry.pages_for(std::min(prompt + 1, max_len));
+  return f;
 }
 
 SubmitResult Engine::Impl::submit(Request request, std::shared_ptr<EventSink> sink) {
@@ -151,27 +176,36 @@ SubmitResult Engine::Impl::submit(Request request, std::shared_ptr<EventSink> si
   if (SubmitResult refused = check(request); refused.status != SubmitStatus::kAccepted) return refused;
   const int64_t tokens = static_cast<int64_t>(request.prompt.size());
   const EngineConfig& config = plan.config;
+  std::string full;
+  QueueForecast::Goal goal;
+  std::vector<ForecastSequence> late;
+  std::shared_ptr<const Published> picture;
   {
     const std::lock_guard lock(mutex);
     if (draining || stopping) return {SubmitStatus::kDraining, "the server is shutting down", 0};
     if (live_ids.contains(request.id)) {
       return {SubmitStatus::kDuplicateId, fmt::format("a request with the id {} is still running", request.id), 0};
     }
-    if (num_queued >= config.max_queue) {
-      return queue_full(fmt::format("{} requests are waiting, the limit is {}", num_queued, config.max_queue),
-                        1.0 / static_cast<double>(std::max<int64_t>(1, num_queued)));
+    goal.requests = num_queued + 1 - config.max_queue;
+    goal.tokens = num_queued_tokens + tokens - config.max_queued_tokens;
+    if (goal.requests > 0) {
+      full = fmt::format("{} requests are waiting, the limit is {}", num_queued, config.max_queue);
+    } else if (num_queued > 0 && goal.tokens > 0) {
+      full = fmt::format("{} prompt tokens are waiting; {} more would exceed the limit of {}", num_queued_tokens,
+                         tokens, config.max_queued_tokens);
+    } else {
+      live_ids.insert(request.id);
+      ++num_queued;
+      num_queued_tokens += tokens;
+      arrivals.push_back(forecast_arrival(request));
+      inbox.emplace_back(SubmitMessage{std::move(request), std::move(sink), Clock::now()});
     }
-    if (num_queued > 0 && num_queued_tokens + tokens > config.max_queued_tokens) {
-      const double excess = static_cast<double>(num_queued_tokens + tokens - config.max_queued_tokens);
-      return queue_full(fmt::format("{} prompt tokens are waiting; {} more would exceed the limit of {}",
-                                    num_queued_tokens, tokens, config.max_queued_tokens),
-                        std::min(1.0, excess / static_cast<double>(num_queued_tokens)));
+    if (!full.empty()) {
+      late = arrivals;
+      picture = published.load();
     }
-    live_ids.insert(request.id);
-    ++num_queued;
-    num_queued_tokens += tokens;
-    inbox.emplace_back(SubmitMessage{std::move(request), std::move(sink), Clock::now()});
   }
+  if (!full.empty()) return queue_full(std::move(full), goal, *picture, late);
   wake.notify_one();
   return {};
 }
@@ -219,6 +253,7 @@ bool Engine::Impl::take_inbox() {
     busy = false;
     idle.notify_all();
     wake.wait(lock, [&] { return stopping || !inbox.empty(); });
+    busy_since = Clock::now();
   }
   if (stopping) return false;
   busy = true;
@@ -229,6 +264,7 @@ bool Engine::Impl::take_inbox() {
 void Engine::Impl::handle(Message& message) {
   if (auto* submit = std::get_if<SubmitMessage>(&message)) {
     core.add(std::move(submit->request), std::move(submit->sink), submit->submitted_at);
+    ++num_seen;
   } else if (auto* cancel = std::get_if<CancelMessage>(&message)) {
     cancel->id.empty() ? core.cancel_all() : core.cancel(cancel->id);
   } else {
@@ -267,9 +303,28 @@ void Engine::Impl::run() {
   idle.notify_all();
 }
 
+// Compares the time since the last picture with what was predicted for as many steps.
+void Engine::Impl::note_pace(Clock::time_point now) {
+  const auto last = published.load();
+  const uint64_t steps = stats.steps.load(std::memory_order_relaxed);
+  const double real_ms = std::chrono::duration<double, std::milli>(now - std::max(last->at, busy_since)).count();
+  const double kept = std::exp(-real_ms / kPaceWindowMs);
+  if (steps > last->steps && !last->load.queue.running.empty()) {
+    real_busy_ms = kept * real_busy_ms + real_ms;
+    predicted_busy_ms =
+        kept * predicted_busy_ms + static_cast<double>(steps - last->steps) * last->load.queue.step_ms();
+  }
+}
+
 void Engine::Impl::publish(Clock::time_point now) {
   published_at = now;
-  published.store(std::make_shared<const Published>(Published{core.snapshot(now), core.load()}));
+  Published picture{core.snapshot(now), core.load(now), now, stats.steps.load(std::memory_order_relaxed)};
+  if (published.load()) note_pace(now);
+  picture.load.queue.pace = std::clamp(real_busy_ms / predicted_busy_ms, 0.1, 100.0);
+  const std::lock_guard lock(mutex);
+  arrivals.erase(arrivals.begin(), arrivals.begin() + static_cast<std::ptrdiff_t>(num_seen));
+  num_seen = 0;
+  published.store(std::make_shared<const Published>(std::move(picture)));
 }
 
 Engine::Engine(std::unique_ptr<BamModel> model, EngineConfig config, uint64_t tokenizer_fingerprint)

@@ -48,7 +48,15 @@ EngineCore::EngineCore(BamModel& model, const KvPlan& plan, uint64_t tokenizer_f
       snapshots_(plan.config.kv_dir, {model.fingerprint(), tokenizer_fingerprint, numerics_fingerprint(model)}, kv_,
                  model.backend(), runner_.kv()),
       on_done_(std::move(on_done)),
-      seed_key_(random_key()) {}
+      seed_key_(random_key()) {
+  if (!config_.device_sampling || !runner_.supports_drawing()) return;
+  append_draw_ = [this](const Sequence& sequence, DrawBatch& batch) {
+    const auto& c = static_cast<const Choice&>(sequence);
+    // The first token of every choice comes from one row: the host draws them all.
+    const bool forks = c.request->request.n > 1 && !c.request->prompt_done;
+    return !forks && sampler_.plan_draw(c.sampler, batch);
+  };
+}
 
 void EngineCore::add(Request request, std::shared_ptr<EventSink> sink, Clock::time_point submitted_at) {
   auto owned = std::make_unique<ActiveRequest>();
@@ -118,7 +126,7 @@ void EngineCore::step() {
   runner_.copy_pages(kv_.pending_copies());
   if (plan.empty()) return;  // all that is left to run was preempted just now
   try {
-    runner_.run(plan);
+    runner_.run(plan, append_draw_);
   } catch (const std::exception& e) {
     fail_step(plan, e.what());
     return;
@@ -169,7 +177,8 @@ void EngineCore::advance(size_t entry, const ScheduledRows& rows, Clock::time_po
   std::optional<Sample> sample;
   const bool caught_up = c.num_uncomputed() == 0;
   if (caught_up && c.num_known() < c.max_len) {
-    sample = sampler_.sample(runner_.logits(entry, c.num_computed - 1), c.sampler);
+    const std::optional<int32_t> drawn = runner_.drawn(entry);
+    sample = drawn ? Sampler::from_draw(*drawn) : sampler_.sample(runner_.logits(entry, c.num_computed - 1), c.sampler);
     if (const char* error = sample_error(*sample)) return fail_request(r, error);
   }
   const int64_t freed = kv_.commit(c.blocks, c.tokens, c.num_computed);

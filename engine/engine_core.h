@@ -13,6 +13,7 @@
 #include "engine/capacity.h"
 #include "engine/cost_model.h"
 #include "engine/model_runner.h"
+#include "engine/queue_forecast.h"
 #include "engine/sampler.h"
 #include "engine/scheduler.h"
 #include "engine/snapshot.h"
@@ -22,11 +23,9 @@ namespace bam {
 
 // What other threads need to predict waiting times; a copy is published with every snapshot.
 struct LoadSummary {
-  CostModel cost;
-  double prefill_ms = 0;         // predicted work of all prompts not read yet
-  double queued_prefill_ms = 0;  // of these, of requests never scheduled
-  double decode_ms = 0;          // predicted time for the tokens still to be generated, at full batches
-  double prefill_share = 1;      // part of a step's time that prompts get now
+  QueueForecast queue;
+  double prefill_ms = 0;     // predicted work of all prompts not read yet
+  double prefill_share = 1;  // part of a step's time that prompts get now
   int64_t num_prefills = 0;
 
   // Predicted milliseconds until a new prompt would have been read.
@@ -52,7 +51,7 @@ class EngineCore {
   int64_t num_queued() const { return num_queued_; }  // requests never scheduled
   int64_t num_queued_tokens() const { return num_queued_tokens_; }
   EngineSnapshot snapshot(Clock::time_point now) const;
-  LoadSummary load() const;
+  LoadSummary load(Clock::time_point now) const;
   double expected_step_ms() const { return step_ms_; }
 
   Result<std::string> save_snapshot(const std::string& name, const std::vector<int32_t>& tokens,
@@ -85,6 +84,7 @@ class EngineCore {
   void fail_step(const SchedulePlan& plan, const std::string& what);
 
   double remaining_prefill_ms(const Sequence& sequence) const;
+  QueueForecast queue_forecast(Clock::time_point now) const;
   double prefill_share() const;
   double eta_ms(const ActiveRequest& request, double queue_ms) const;
   LiveRequest describe_request(const ActiveRequest& request, Clock::time_point now, double queue_ms) const;
@@ -99,6 +99,7 @@ class EngineCore {
   Scheduler scheduler_;
   ModelRunner runner_;
   Sampler sampler_;
+  ModelRunner::AppendDraw append_draw_;  // empty: the host samples
   SnapshotStore snapshots_;
   std::unordered_map<std::string, std::unique_ptr<ActiveRequest>> requests_;
   std::vector<ActiveRequest*> touched_;  // have events to deliver or are done

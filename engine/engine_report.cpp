@@ -6,6 +6,7 @@
 namespace bam {
 
 double LoadSummary::predict_ttft_ms(int64_t prompt_tokens) const {
+  const CostModel& cost = queue.cost;
   const double own = cost.rows_ms(0, prompt_tokens);
   // Prompts share time equally, so each of the others delays this one by at most its own cost.
   const double others = std::min(prefill_ms, static_cast<double>(num_prefills) * own);
@@ -100,24 +101,59 @@ EngineSnapshot EngineCore::snapshot(Clock::time_point now) const {
   return result;
 }
 
-LoadSummary EngineCore::load() const {
-  LoadSummary summary{cost_};
-  const uint64_t finished = stats_.generation_len.count();
-  const double usual = finished > 0 ? 2 * stats_.generation_len.sum() / static_cast<double>(finished) : 256;
-  double tokens = 0;
+QueueForecast EngineCore::queue_forecast(Clock::time_point now) const {
+  QueueForecast result{.cost = cost_,
+                       .limits = {.max_num_seqs = config_.max_num_seqs,
+                                  .max_batched_tokens = config_.max_batched_tokens,
+                                  .step_target_ms = config_.step_target_ms}};
+  const auto finished = [&](FinishReason reason) {
+    return static_cast<double>(stats_.finished[static_cast<size_t>(reason)].load(std::memory_order_relaxed));
+  };
+  // A limit that cuts a text off says nothing about where it would have ended; stop strings come as cancellations. One
+  // text of 256 tokens is assumed.
+  const double ended = finished(FinishReason::kStop) + finished(FinishReason::kCancelled);
+  result.mean_tokens =
+      (256 + static_cast<double>(stats_.generated_tokens.load(std::memory_order_relaxed))) / (1 + ended);
+  result.pages_free = kv_.num_available();
   for (const auto queue : {scheduler_.running(), scheduler_.waiting()}) {
     for (const Sequence* s : queue) {
-      const auto& choice = static_cast<const Choice&>(*s);
-      const double ms = remaining_prefill_ms(choice);
-      summary.prefill_ms += ms;
-      if (choice.request->queued()) summary.queued_prefill_ms += ms;
-      summary.num_prefills += ms > 0;
-      // Most requests end long before their limit; one that ignores the end of text will not.
-      const auto limit = static_cast<double>(s->max_len - s->num_known());
-      tokens += choice.request->request.sampling.ignore_eos ? limit : std::min(usual, limit);
+      const auto& c = static_cast<const Choice&>(*s);
+      const bool waiting = s->queue == Sequence::Queue::kWaiting;
+      const int64_t ahead = s->num_known() + (waiting ? 1 : kv_.geometry().page_size());
+      const int64_t pages = kv_.geometry().pages_for(std::min(ahead, s->max_len));
+      if (!waiting) result.pages_free -= std::max<int64_t>(0, pages - s->blocks.num_pages);
+      ForecastSequence f = forecast_of(c.request->request, s->max_len, c.num_generated());
+      f.arrival = s->arrival;
+      f.num_computed = s->num_computed;
+      f.num_uncomputed = s->num_uncomputed();
+      f.choices = c.request->prompt_done ? 1 : c.request->request.n;
+      f.promoted = s->promoted;
+      f.queued = c.request->queued();
+      f.pages = std::max(pages, s->blocks.num_pages);
+      const auto leave_at = [&](Clock::time_point at) {
+        f.leaves_ms = std::min(f.leaves_ms, std::chrono::duration<double, std::milli>(at - now).count());
+      };
+      if (c.request->deadline) leave_at(*c.request->deadline);
+      // Only of what is still queued then; what has started by that time stays.
+      if (f.queued && config_.queue_timeout_s > 0) {
+        const auto timeout = std::chrono::duration<double>(config_.queue_timeout_s);
+        f.gives_up_ms = std::chrono::duration<double, std::milli>(c.request->submitted_at + timeout - now).count();
+      }
+      (waiting ? result.waiting : result.running).push_back(f);
     }
   }
-  summary.decode_ms = tokens * decode_step_ms_ / static_cast<double>(config_.max_num_seqs);
+  return result;
+}
+
+LoadSummary EngineCore::load(Clock::time_point now) const {
+  LoadSummary summary{queue_forecast(now)};
+  for (const auto queue : {scheduler_.running(), scheduler_.waiting()}) {
+    for (const Sequence* s : queue) {
+      const double ms = remaining_prefill_ms(*s);
+      summary.prefill_ms += ms;
+      summary.num_prefills += ms > 0;
+    }
+  }
   summary.prefill_share = prefill_share();
   return summary;
 }

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <limits>
 
+#include "kernels/draw.h"
+
 #if defined(__x86_64__)
 #define BAM_INLINE inline __attribute__((always_inline))
 #define BAM_LAMBDA __attribute__((always_inline))
@@ -21,6 +23,7 @@ namespace {
 // 16 lanes on every machine; the compiler splits them as the instruction set needs.
 typedef float F16 __attribute__((vector_size(64)));
 typedef int32_t I16 __attribute__((vector_size(64)));
+typedef double D16 __attribute__((vector_size(128)));
 constexpr size_t kLanes = 16;
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
@@ -48,7 +51,8 @@ BAM_INLINE void store_lanes(float* p, const F16& v, size_t count) {
   for (size_t j = 0; j < count; ++j) p[j] = v[j];
 }
 
-BAM_INLINE double sum_lanes(const F16& v) {
+template <typename Lanes>
+BAM_INLINE double sum_lanes(const Lanes& v) {
   double total = 0;
   for (size_t j = 0; j < kLanes; ++j) total += static_cast<double>(v[j]);
   return total;
@@ -90,28 +94,49 @@ BAM_INLINE void exp_lanes(const F16& x, F16& y) {
   y = x > -87.0f ? p * power : F16{};
 }
 
+// Calls f(exponentials, index, count) for every 16 values of [begin, end).
+template <typename F>
+BAM_INLINE void for_exponentials(const float* row, size_t begin, size_t end, float max, float scale, F&& f) {
+  for_lanes(row, begin, end, [&](const F16& logits, size_t i, size_t count) BAM_LAMBDA {
+    F16 x = (logits - max) * scale, y;
+    x = x > -100.0f ? x : F16{} - 100.0f;  // -infinity would turn into NaN
+    exp_lanes(x, y);
+    f(y, i, count);
+  });
+}
+
 BAM_INLINE void exp_impl(const float* row, size_t size, float max, float scale, float* probs, double* sums) {
   for (size_t begin = 0; begin < size; begin += kLogitBlock) {
     F16 sum = {};
-    for_lanes(row, begin, std::min(size, begin + kLogitBlock),
-              [&](const F16& logits, size_t i, size_t count) BAM_LAMBDA {
-                F16 x = (logits - max) * scale, y;
-                x = x > -100.0f ? x : F16{} - 100.0f;  // -infinity would turn into NaN
-                exp_lanes(x, y);
-                store_lanes(probs + i, y, count);
-                sum += y;
-              });
+    for_exponentials(row, begin, std::min(size, begin + kLogitBlock), max, scale,
+                     [&](const F16& y, size_t i, size_t count) BAM_LAMBDA {
+                       store_lanes(probs + i, y, count);
+                       sum += y;
+                     });
+    *sums++ = sum_lanes(sum);
+  }
+}
+
+BAM_INLINE void weight_impl(const float* row, size_t size, float max, float scale, float* probs, double* sums) {
+  for (size_t begin = 0; begin < size; begin += kLogitBlock) {
+    D16 sum = {};
+    for_exponentials(row, begin, std::min(size, begin + kLogitBlock), max, scale,
+                     [&](const F16& y, size_t i, size_t count) BAM_LAMBDA {
+                       const F16 weight = y < kWeightGrid ? (y + kWeightGrid) - kWeightGrid : y;
+                       store_lanes(probs + i, weight, count);
+                       sum += __builtin_convertvector(weight, D16);
+                     });
     *sums++ = sum_lanes(sum);
   }
 }
 
 BAM_INLINE void mask_impl(float* probs, size_t size, float threshold, double* sums) {
   for (size_t begin = 0; begin < size; begin += kLogitBlock) {
-    F16 sum = {};
+    D16 sum = {};
     for_lanes(probs, begin, std::min(size, begin + kLogitBlock), [&](const F16& p, size_t i, size_t count) BAM_LAMBDA {
       const F16 kept = p >= threshold ? p : F16{};
       store_lanes(probs + i, kept, count);
-      sum += kept;
+      sum += __builtin_convertvector(kept, D16);
     });
     *sums++ = sum_lanes(sum);
   }
@@ -126,19 +151,23 @@ BAM_INLINE int64_t count_impl(const float* row, size_t size, float value) {
 }
 
 #if defined(__x86_64__)
-#define BAM_FOR_TARGET(name, isa)                                                                                   \
-  __attribute__((target(isa))) bool maxima_##name(const float* row, size_t size, float* maxima) {                   \
-    return maxima_impl(row, size, maxima);                                                                          \
-  }                                                                                                                 \
-  __attribute__((target(isa))) void exp_##name(const float* row, size_t size, float max, float scale, float* probs, \
-                                               double* sums) {                                                      \
-    exp_impl(row, size, max, scale, probs, sums);                                                                   \
-  }                                                                                                                 \
-  __attribute__((target(isa))) void mask_##name(float* probs, size_t size, float threshold, double* sums) {         \
-    mask_impl(probs, size, threshold, sums);                                                                        \
-  }                                                                                                                 \
-  __attribute__((target(isa))) int64_t count_##name(const float* row, size_t size, float value) {                   \
-    return count_impl(row, size, value);                                                                            \
+#define BAM_FOR_TARGET(name, isa)                                                                                      \
+  __attribute__((target(isa))) bool maxima_##name(const float* row, size_t size, float* maxima) {                      \
+    return maxima_impl(row, size, maxima);                                                                             \
+  }                                                                                                                    \
+  __attribute__((target(isa))) void exp_##name(const float* row, size_t size, float max, float scale, float* probs,    \
+                                               double* sums) {                                                         \
+    exp_impl(row, size, max, scale, probs, sums);                                                                      \
+  }                                                                                                                    \
+  __attribute__((target(isa))) void weight_##name(const float* row, size_t size, float max, float scale, float* probs, \
+                                                  double* sums) {                                                      \
+    weight_impl(row, size, max, scale, probs, sums);                                                                   \
+  }                                                                                                                    \
+  __attribute__((target(isa))) void mask_##name(float* probs, size_t size, float threshold, double* sums) {            \
+    mask_impl(probs, size, threshold, sums);                                                                           \
+  }                                                                                                                    \
+  __attribute__((target(isa))) int64_t count_##name(const float* row, size_t size, float value) {                      \
+    return count_impl(row, size, value);                                                                               \
   }
 BAM_FOR_TARGET(avx512, "avx512f")
 BAM_FOR_TARGET(avx2, "avx2")
@@ -149,6 +178,9 @@ bool maxima_base(const float* row, size_t size, float* maxima) { return maxima_i
 void exp_base(const float* row, size_t size, float max, float scale, float* probs, double* sums) {
   exp_impl(row, size, max, scale, probs, sums);
 }
+void weight_base(const float* row, size_t size, float max, float scale, float* probs, double* sums) {
+  weight_impl(row, size, max, scale, probs, sums);
+}
 void mask_base(float* probs, size_t size, float threshold, double* sums) { mask_impl(probs, size, threshold, sums); }
 int64_t count_base(const float* row, size_t size, float value) { return count_impl(row, size, value); }
 #endif
@@ -156,15 +188,16 @@ int64_t count_base(const float* row, size_t size, float value) { return count_im
 struct Passes {
   decltype(&maxima_base) maxima = maxima_base;
   decltype(&exp_base) exp = exp_base;
+  decltype(&weight_base) weight = weight_base;
   decltype(&mask_base) mask = mask_base;
   decltype(&count_base) count = count_base;
 
   Passes() {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512f")) {
-      maxima = maxima_avx512, exp = exp_avx512, mask = mask_avx512, count = count_avx512;
+      maxima = maxima_avx512, exp = exp_avx512, weight = weight_avx512, mask = mask_avx512, count = count_avx512;
     } else if (__builtin_cpu_supports("avx2")) {
-      maxima = maxima_avx2, exp = exp_avx2, mask = mask_avx2, count = count_avx2;
+      maxima = maxima_avx2, exp = exp_avx2, weight = weight_avx2, mask = mask_avx2, count = count_avx2;
     }
 #endif
   }
@@ -183,6 +216,10 @@ bool block_maxima(std::span<const float> row, std::span<float> maxima) {
 
 void exp_blocks(std::span<const float> row, float max, float scale, std::span<float> probs, std::span<double> sums) {
   passes().exp(row.data(), row.size(), max, scale, probs.data(), sums.data());
+}
+
+void weight_blocks(std::span<const float> row, float max, float scale, std::span<float> probs, std::span<double> sums) {
+  passes().weight(row.data(), row.size(), max, scale, probs.data(), sums.data());
 }
 
 void mask_below(std::span<float> probs, float threshold, std::span<double> sums) {

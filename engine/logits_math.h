@@ -18,7 +18,11 @@ bool block_maxima(std::span<const float> row, std::span<float> maxima);
 // probs[i] = exp((row[i] - max) * scale) and their sums per block; max is the row's maximum, so all are <= 1.
 void exp_blocks(std::span<const float> row, float max, float scale, std::span<float> probs, std::span<double> sums);
 
-// Sets values below `threshold` to zero and sums up what is left per block.
+// probs[i] = draw_weight() of kernels/draw.h: the exponentials rounded to multiples of 2^-34, and their sums per block.
+// Vocabularies up to kMaxDrawVocab: every sum of them is exact, in any order.
+void weight_blocks(std::span<const float> row, float max, float scale, std::span<float> probs, std::span<double> sums);
+
+// Sets weights below `threshold` to zero and sums up what is left per block, exactly.
 void mask_below(std::span<float> probs, float threshold, std::span<double> sums);
 
 // How many values are greater than `value`.

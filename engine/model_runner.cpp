@@ -10,7 +10,8 @@ ModelRunner::ModelRunner(BamModel& model, const KvPlan& plan)
     : model_(model),
       memory_(model.backend().allocate(plan.bytes())),
       kv_{static_cast<std::byte*>(memory_->data()), plan.num_pages, plan.layout},
-      vocab_size_(static_cast<size_t>(model.config().vocab_size)) {
+      vocab_size_(static_cast<size_t>(model.config().vocab_size)),
+      supports_drawing_(model.backend().supports_drawing(model.config().vocab_size)) {
   tokens_.reserve(static_cast<size_t>(plan.config.max_batched_tokens));
   sequences_.reserve(static_cast<size_t>(plan.config.max_num_seqs));
   logit_ranges_.reserve(static_cast<size_t>(plan.config.max_num_seqs));
@@ -22,7 +23,7 @@ void ModelRunner::copy_pages(std::vector<PageCopy>& copies) {
   copies.clear();
 }
 
-void ModelRunner::append(const ScheduledRows& scheduled) {
+void ModelRunner::append(const ScheduledRows& scheduled, const AppendDraw& append_draw) {
   const Sequence& s = *scheduled.sequence;
   const int64_t begin = s.num_computed, end = begin + scheduled.num_rows;
   const int64_t row_begin = static_cast<int64_t>(tokens_.size());
@@ -31,7 +32,7 @@ void ModelRunner::append(const ScheduledRows& scheduled) {
 
   // The newest row predicts the next token; rows of the prompt are wanted only for prompt logprobs.
   const bool samples = end == s.num_known() && s.num_known() < s.max_len;
-  LogitRows rows{samples ? end - 1 : end, samples ? 1 : 0, logit_row_ids_.size()};
+  LogitRows rows{samples ? end - 1 : end, samples ? 1 : 0, logit_row_ids_.size(), -1};
   if (s.wants_prompt_logits()) {
     const int64_t first = std::max(begin, s.logits_from);
     const int64_t last = std::max(std::min(end, s.num_prompt - 1), samples ? end : 0);
@@ -40,28 +41,46 @@ void ModelRunner::append(const ScheduledRows& scheduled) {
       rows.count = last - first;
     }
   }
+  if (samples && rows.count == 1 && append_draw && append_draw(s, draws_)) {
+    rows.draw = static_cast<int32_t>(draws_.rows.size()) - 1;
+    draws_.rows.back().row = static_cast<int32_t>(rows.offset);
+  } else {
+    for (int64_t i = 0; i < rows.count; ++i)
+      host_rows_.push_back(static_cast<int32_t>(rows.offset) + static_cast<int32_t>(i));
+  }
   for (int64_t i = 0; i < rows.count; ++i) {
     logit_row_ids_.push_back(static_cast<int32_t>(row_begin + rows.first_pos + i - begin));
   }
   logit_ranges_.push_back(rows);
 }
 
-void ModelRunner::run(const SchedulePlan& plan) {
+void ModelRunner::run(const SchedulePlan& plan, const AppendDraw& append_draw) {
   tokens_.clear();
   sequences_.clear();
   logit_row_ids_.clear();
   logit_ranges_.clear();
-  for (const ScheduledRows& scheduled : plan.rows) append(scheduled);
+  draws_.clear();
+  host_rows_.clear();
+  for (const ScheduledRows& scheduled : plan.rows) append(scheduled, append_draw);
+  drawn_.assign(draws_.rows.size(), kDrawBadLogits);
   const size_t floats = logit_row_ids_.size() * vocab_size_;
   if (logits_.size() < floats) logits_.resize(std::max(floats, 2 * logits_.size()));
-  model_.forward({tokens_, sequences_, logit_row_ids_}, kv_, std::span(logits_).first(floats));
+  const DrawInput draw{draws_, drawn_, host_rows_};
+  model_.forward({tokens_, sequences_, logit_row_ids_, draws_.rows.empty() ? nullptr : &draw}, kv_,
+                 std::span(logits_).first(floats));
 }
 
 std::span<const float> ModelRunner::logits(size_t entry, int64_t position) const {
   const LogitRows& rows = logit_ranges_[entry];
-  BAM_CHECK(position >= rows.first_pos && position < rows.first_pos + rows.count);
+  BAM_CHECK(position >= rows.first_pos && position < rows.first_pos + rows.count && rows.draw < 0);
   const size_t row = rows.offset + static_cast<size_t>(position - rows.first_pos);
   return std::span(logits_).subspan(row * vocab_size_, vocab_size_);
+}
+
+std::optional<int32_t> ModelRunner::drawn(size_t entry) const {
+  const int32_t draw = logit_ranges_[entry].draw;
+  if (draw < 0) return std::nullopt;
+  return drawn_[static_cast<size_t>(draw)];
 }
 
 }  // namespace bam

@@ -42,6 +42,10 @@ bool better(const T& a, const T& b) {
 SamplerState::SamplerState(const SamplingParams& params, uint64_t seed, int32_t choice, int32_t vocab_size,
                            std::span<const int32_t> prompt, std::unique_ptr<TokenConstraint> constraint)
     : params_(params), seed_(seed), choice_(choice), constraint_(std::move(constraint)) {
+  std::vector<int32_t> biased;
+  for (const auto& [token, bias] : params.logit_bias) biased.push_back(token);
+  std::ranges::sort(biased);
+  distinct_biases_ = std::ranges::adjacent_find(biased) == biased.end();
   if (!uses_penalties(params)) return;
   output_counts_.assign(static_cast<size_t>(vocab_size), -1);
   if (params.repetition_penalty == 1.0f) return;  // the prompt matters to nothing else
@@ -115,9 +119,8 @@ void Sampler::apply_penalties(const SamplerState& state) {
   const SamplingParams& p = state.params_;
   for (const int32_t token : state.seen_) {
     float& x = work_[static_cast<size_t>(token)];
-    const int32_t count = state.output_counts_[static_cast<size_t>(token)];
-    x = x > 0 ? x / p.repetition_penalty : x * p.repetition_penalty;
-    if (count > 0) x -= p.presence_penalty + p.frequency_penalty * static_cast<float>(count);
+    x = penalized_logit(x, state.output_counts_[static_cast<size_t>(token)], p.repetition_penalty, p.presence_penalty,
+                        p.frequency_penalty);
   }
   for (const auto& [token, bias] : p.logit_bias) {
     if (token >= 0 && token < vocab_size_) work_[static_cast<size_t>(token)] += bias;
@@ -158,12 +161,15 @@ int32_t Sampler::argmax(std::span<const float> row) const {
   return static_cast<int32_t>(std::find(begin, row.end(), maxima_[block]) - row.begin());
 }
 
+double Sampler::next_uniform(const SamplerState& state) {
+  return philox_uniform(state.seed_, static_cast<uint32_t>(state.choice_), static_cast<uint64_t>(state.num_generated_));
+}
+
 int32_t Sampler::draw(std::span<const float> row, const SamplerState& state) {
   const SamplingParams& p = state.params_;
-  exp_blocks(row, std::ranges::max(maxima_), 1.0f / p.temperature, probs_, sums_);
+  weight_blocks(row, std::ranges::max(maxima_), 1.0f / p.temperature, probs_, sums_);
   const double total = std::accumulate(sums_.begin(), sums_.end(), 0.0);
-  const double uniform =
-      philox_uniform(state.seed_, static_cast<uint32_t>(state.choice_), static_cast<uint64_t>(state.num_generated_));
+  const double uniform = next_uniform(state);
   const bool restricted = (p.top_k > 0 && p.top_k < vocab_size_) || p.top_p < 1.0f || p.min_p > 0.0f;
   if (!restricted) return draw_from_blocks(uniform * total);
   if (restrict_candidates(p, total)) return draw_from_candidates(uniform);
@@ -187,7 +193,9 @@ int32_t Sampler::draw_from_blocks(double target) const {
   return last;
 }
 
-int32_t Sampler::draw_from_candidates(double uniform) const {
+int32_t Sampler::draw_from_candidates(double uniform) {
+  const auto by_id = [](const Candidate& a, const Candidate& b) { return a.id < b.id; };
+  if (!std::ranges::is_sorted(candidates_, by_id)) std::sort(candidates_.begin(), candidates_.end(), by_id);
   double total = 0;
   for (const Candidate& c : candidates_) total += static_cast<double>(c.value);
   double target = uniform * total;
@@ -305,6 +313,49 @@ void Sampler::keep_mass(double mass) {
     sum += static_cast<double>(candidates_[keep].value);
   }
   candidates_ = candidates_.first(keep);
+}
+
+bool Sampler::plan_draw(const SamplerState& state, DrawBatch& batch) const {
+  const SamplingParams& p = state.params_;
+  if (state.constraint_ || p.num_logprobs >= 0 || vocab_size_ > kMaxDrawVocab || !state.distinct_biases_) return false;
+  // What goes to the device must be less than what it spares: a row of logits.
+  if (2 * (state.seen_.size() + p.logit_bias.size()) > static_cast<size_t>(vocab_size_)) return false;
+  const auto begin = [](const auto& list) { return static_cast<int32_t>(list.size()); };
+  const bool greedy = p.temperature < kGreedyTemperature;
+  DrawRow row{.greedy = greedy,
+              .inverse_temperature = greedy ? 1.0f : 1.0f / p.temperature,
+              .top_k = p.top_k < vocab_size_ ? p.top_k : 0,
+              .top_p = p.top_p,
+              .min_p = p.min_p,
+              .repetition_penalty = p.repetition_penalty,
+              .presence_penalty = p.presence_penalty,
+              .frequency_penalty = p.frequency_penalty,
+              .uniform = next_uniform(state),
+              .seen = {begin(batch.seen), begin(state.seen_)},
+              .biases = {begin(batch.biases), 0},
+              .banned = {begin(batch.banned), 0}};
+  for (const auto& [token, bias] : p.logit_bias) {
+    if (token >= 0 && token < vocab_size_) batch.biases.push_back({token, bias});
+  }
+  row.biases.count = begin(batch.biases) - row.biases.begin;
+  for (const int32_t token : state.seen_) {
+    batch.seen.push_back({token, state.output_counts_[static_cast<size_t>(token)]});
+  }
+  if (state.num_generated_ < p.min_tokens) {
+    for (const std::span<const int32_t> ids : {std::span(eos_token_ids_), std::span(p.stop_token_ids)}) {
+      for (const int32_t token : ids) {
+        if (token >= 0 && token < vocab_size_) batch.banned.push_back(token);
+      }
+    }
+  }
+  row.banned.count = begin(batch.banned) - row.banned.begin;
+  batch.rows.push_back(row);
+  return true;
+}
+
+Sample Sampler::from_draw(int32_t drawn) {
+  if (drawn >= 0) return {.token = drawn};
+  return {.status = drawn == kDrawNothing ? SampleStatus::kNoToken : SampleStatus::kBadLogits};
 }
 
 TokenLogprobs Sampler::make_logprobs(std::span<const float> row, int32_t token, int32_t num_top) {

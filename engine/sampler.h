@@ -3,9 +3,11 @@
 //   repetition, presence and frequency penalties -> logit bias -> min_tokens and constraint masks -> temperature
 //   -> top-k -> top-p (of what top-k left) -> min-p -> draw
 //
-// Ties are broken by the lower token id everywhere. Log-probabilities are those of the model itself: log-softmax of the
-// raw logits, before penalties, bias, masks and temperature. All of it depends on the row, the request and the
-// sequence's own history only. Used by the engine thread only.
+// Ties are broken by the lower token id everywhere, and the draw walks the tokens that are left by id. Weights are
+// rounded so that their sums are exact (kernels/draw.h): a device that sums in another order draws the same token.
+// Log-probabilities are those of the model itself: log-softmax of the raw logits, before penalties, bias, masks and
+// temperature. All of it depends on the row, the request and the sequence's own history only. Used by the engine thread
+// only.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +17,7 @@
 #include <vector>
 
 #include "engine/request.h"
+#include "kernels/draw.h"
 
 namespace bam {
 
@@ -39,6 +42,7 @@ class SamplerState {
   int32_t choice_;
   std::unique_ptr<TokenConstraint> constraint_;
   int64_t num_generated_ = 0;
+  bool distinct_biases_ = true;  // else their order matters, and the host adds them up
   // Only with penalties:
   std::vector<int32_t> seen_;           // distinct tokens of prompt and output
   std::vector<int32_t> output_counts_;  // [vocab]; -1: not seen at all
@@ -62,6 +66,11 @@ class Sampler {
 
   // Samples the next token of a sequence from logits [vocab]; does not accept() it.
   Sample sample(std::span<const float> logits, SamplerState& state);
+  // The same for a device: appends the next token's draw to the batch, but for the row of logits. False: the host must
+  // sample, because a constraint, log-probabilities or long lists of tokens are involved.
+  bool plan_draw(const SamplerState& state, DrawBatch& batch) const;
+  // What the device drew.
+  static Sample from_draw(int32_t drawn);
   // Log-probabilities of `token`; nullopt for bad logits.
   std::optional<TokenLogprobs> logprobs(std::span<const float> logits, int32_t token, int32_t num_top);
 
@@ -77,7 +86,8 @@ class Sampler {
   int32_t argmax(std::span<const float> row) const;
   int32_t draw(std::span<const float> row, const SamplerState& state);
   int32_t draw_from_blocks(double target) const;
-  int32_t draw_from_candidates(double uniform) const;
+  int32_t draw_from_candidates(double uniform);
+  static double next_uniform(const SamplerState& state);
   // candidates_ = what top-k, top-p and min-p leave; total = sum of probs_. False: see restrict_flat().
   bool restrict_candidates(const SamplingParams& params, double total);
   // top-p and min-p for rows with very many likely tokens: zeroes the others in probs_ and renews sums_.

@@ -49,6 +49,12 @@ uint64_t index_bytes(const Header& h) {
 // The n-th page's checksum also covers its place.
 uint64_t page_checksum(std::span<const std::byte> page, uint64_t index) { return hash_bytes(page, index + 1); }
 
+// Pages that go through host memory at a time.
+size_t pages_per_batch(size_t page_bytes) {
+  constexpr size_t kBatchBytes = size_t{8} << 20;
+  return std::max<size_t>(1, kBatchBytes / page_bytes);
+}
+
 class File {
  public:
   explicit File(int fd) : fd_(fd) {}
@@ -176,11 +182,17 @@ Result<std::string> SnapshotStore::save(const std::string& name, const std::vect
   bool written = file.write_all(&header, sizeof(header)) && file.write_all(salt.data(), salt.size()) &&
                  file.write_all(index.tokens.data(), index.tokens.size() * sizeof(int32_t)) &&
                  file.write_all(index.present.data(), index.present.size());
-  std::vector<std::byte> buffer(header.page_bytes);
-  for (size_t i = 0; i < pages.size() && written; ++i) {
-    backend_.read_page(view_, pages[i], buffer);
-    const uint64_t checksum = page_checksum(buffer, i);
-    written = file.write_all(&checksum, sizeof(checksum)) && file.write_all(buffer.data(), buffer.size());
+  const size_t batch = pages_per_batch(header.page_bytes);
+  std::vector<std::byte> buffer(std::min(batch, pages.size()) * header.page_bytes);
+  for (size_t first = 0; first < pages.size() && written; first += batch) {
+    const size_t count = std::min(batch, pages.size() - first);
+    const auto bytes = std::span(buffer).first(count * header.page_bytes);
+    backend_.read_pages(view_, std::span(pages).subspan(first, count), bytes);
+    for (size_t i = 0; i < count && written; ++i) {
+      const auto page = bytes.subspan(i * header.page_bytes, header.page_bytes);
+      const uint64_t checksum = page_checksum(page, first + i);
+      written = file.write_all(&checksum, sizeof(checksum)) && file.write_all(page.data(), page.size());
+    }
   }
   written = written && file.sync_and_close();
   if (!written || ::rename(temporary.c_str(), path->c_str()) != 0) {
@@ -263,15 +275,21 @@ Result<std::string> SnapshotStore::restore(const std::string& name) {
   if (!pages) {
     return refuse(fmt::format("it needs {} pages and only {} are not in use", header.num_pages, kv_.num_available()));
   }
-  std::vector<std::byte> buffer(header.page_bytes);
-  for (size_t i = 0; i < pages->size(); ++i) {
-    uint64_t checksum = 0;
-    const bool read = file.read_all(&checksum, sizeof(checksum)) && file.read_all(buffer.data(), buffer.size());
-    if (!read || checksum != page_checksum(buffer, i)) {
-      kv_.release_pages(*pages);  // never published: free at once
-      return refuse(fmt::format("page {} of {} is damaged", i, pages->size()));
+  const size_t batch = pages_per_batch(header.page_bytes);
+  std::vector<std::byte> buffer(std::min(batch, pages->size()) * header.page_bytes);
+  for (size_t first = 0; first < pages->size(); first += batch) {
+    const size_t count = std::min(batch, pages->size() - first);
+    const auto bytes = std::span(buffer).first(count * header.page_bytes);
+    for (size_t i = 0; i < count; ++i) {
+      const auto page = bytes.subspan(i * header.page_bytes, header.page_bytes);
+      uint64_t checksum = 0;
+      const bool read = file.read_all(&checksum, sizeof(checksum)) && file.read_all(page.data(), page.size());
+      if (!read || checksum != page_checksum(page, first + i)) {
+        kv_.release_pages(*pages);  // never published: free at once
+        return refuse(fmt::format("page {} of {} is damaged", first + i, pages->size()));
+      }
     }
-    backend_.write_page(view_, (*pages)[i], buffer);
+    backend_.write_pages(view_, std::span(*pages).subspan(first, count), bytes);
   }
   std::vector<int32_t> table(header.num_blocks * header.num_groups, kNoPage);
   size_t next = 0;

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/draw.h"
 #include "kernels/paged_kv.h"
 #include "kernels/prior.h"
 
@@ -148,11 +149,20 @@ class Backend {
   virtual void read_floats(const float* device, std::span<float> host) = 0;
   // The same for operands, converted to float32.
   virtual void read_operands(const void* device, std::span<float> host) = 0;
+  // Whether draw_tokens() is there for a vocabulary of this size.
+  virtual bool supports_drawing(int64_t vocab_size) const;
+  // Draws one token (or kDraw...) per row of the batch from logits [logit rows, vocab_size] and copies the logit rows
+  // `wanted` to the same rows of `host` [logit rows, vocab_size]. Waits like read_floats(), once for both.
+  virtual void draw_tokens(const float* logits, int64_t vocab_size, const DrawBatch& batch, std::span<int32_t> tokens,
+                           std::span<const int32_t> wanted, std::span<float> host);
   // Copies page `from` to page `to` (copy-on-write).
   virtual void copy_page(const KvCacheView& kv, int32_t from, int32_t to) = 0;
   // Raw page contents for snapshots and swap.
   virtual void read_page(const KvCacheView& kv, int32_t page, std::span<std::byte> out) = 0;
   virtual void write_page(const KvCacheView& kv, int32_t page, std::span<const std::byte> in) = 0;
+  // The same for many pages, one after the other in host memory; a GPU waits once, not per page.
+  virtual void read_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<std::byte> out);
+  virtual void write_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<const std::byte> in);
 };
 
 struct BackendOptions {
@@ -160,6 +170,8 @@ struct BackendOptions {
   std::string isa = "auto";  // cpu: auto, portable, avx2, avx512, avx512vnni
   // cuda: format of operands and of 16-bit weights: f32 (no tensor cores), bf16, anything else: f16.
   std::string operands = "auto";
+  // cuda: matrix products by own kernels, which are batch-invariant, or by cublas, which is not.
+  std::string gemm = "own";
 };
 // Positions a backend can address.
 inline constexpr int64_t kMaxPositions = int64_t{1} << 22;

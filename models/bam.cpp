@@ -188,7 +188,12 @@ void BamModel::forward(const ForwardInput& input, const KvCacheView& kv, std::sp
                     logit_rows, config_.hidden_size, scratch_->normed->data());
   float* device_logits = static_cast<float*>(scratch_->logits->data());
   backend_.linear_logits(*output_, scratch_->normed->data(), logit_rows, device_logits);
-  backend_.read_floats(device_logits, logits);
+  if (input.draw != nullptr) {
+    backend_.draw_tokens(device_logits, config_.vocab_size, input.draw->batch, input.draw->tokens,
+                         input.draw->host_rows, logits);
+  } else {
+    backend_.read_floats(device_logits, logits);
+  }
 }
 
 }  // namespace bam

@@ -21,10 +21,18 @@ struct ModelOptions {
   bool check_finite = true;  // refuse weights with NaN or infinity
 };
 
+// Tokens that the device draws; only for backends that support it.
+struct DrawInput {
+  const DrawBatch& batch;              // DrawRow::row counts logit rows
+  std::span<int32_t> tokens;           // [batch.rows] result
+  std::span<const int32_t> host_rows;  // logit rows that the host wants too
+};
+
 struct ForwardInput {
   std::span<const int32_t> tokens;          // [rows]
   std::span<const SequenceRows> sequences;  // cover all rows in order
   std::span<const int32_t> logit_rows;      // ascending rows whose logits are wanted
+  const DrawInput* draw = nullptr;          // null: all logits go to the host
 };
 
 // Decoder weights in a backend's format plus scratch memory for one step. Not thread-safe: one step at a time.

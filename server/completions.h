@@ -60,6 +60,7 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
   std::optional<ApiError> check_token_ids() const;
   std::optional<ApiError> compile_constraint();
   void build_echo(Prompt& prompt);
+  std::optional<ApiError> check_queue_limits() const;
   std::optional<ApiError> submit();
   DecodeOptions decode_options() const;
 

@@ -226,7 +226,28 @@ DecodeOptions GenerationJob::decode_options() const {
   return options;
 }
 
+// A list of prompts that no empty queue would take would be told to come back for ever.
+std::optional<ApiError> GenerationJob::check_queue_limits() const {
+  if (prompts_.size() < 2) return std::nullopt;
+  const EngineConfig& config = model_.engine.config();
+  if (static_cast<int64_t>(prompts_.size()) > config.max_queue) {
+    return ApiError::invalid(
+        fmt::format("The request has {} prompts; at most {} (--max-queue) can wait at once. Send fewer.",
+                    prompts_.size(), config.max_queue),
+        "prompt");
+  }
+  int64_t tokens = 0;
+  for (const Prompt& prompt : prompts_) tokens += static_cast<int64_t>(prompt.ids.size());
+  if (tokens <= config.max_queued_tokens) return std::nullopt;
+  return ApiError::invalid(
+      fmt::format("The prompts have {} tokens in all; at most {} (--max-queued-tokens) can wait at "
+                  "once. Send fewer.",
+                  tokens, config.max_queued_tokens),
+      "prompt");
+}
+
 std::optional<ApiError> GenerationJob::submit() {
+  if (auto error = check_queue_limits()) return error;
   decode_options_ = decode_options();
   if (!context_.jobs.add(meta_.id, exchange_->request_id, shared_from_this())) {
     if (!request_.request_id.empty()) {

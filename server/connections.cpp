@@ -98,9 +98,10 @@ void ConnectionTable::on_connection(const trantor::TcpConnectionPtr& tcp) {
     // From here on, sweep() decides; the idle timeout of the framework only guards TLS handshakes.
     tcp->keepAlive();
     tcp->setTcpNoDelay(true);
-    const std::lock_guard lock(mutex_);
-    table_.emplace(tcp.get(), std::make_shared<Connection>(tcp));
-    open_.fetch_add(1, std::memory_order_relaxed);
+    if (!add(tcp)) {
+      refused_.fetch_add(1, std::memory_order_relaxed);
+      tcp->forceClose();
+    }
     return;
   }
   std::shared_ptr<Connection> connection;
@@ -113,6 +114,14 @@ void ConnectionTable::on_connection(const trantor::TcpConnectionPtr& tcp) {
   }
   open_.fetch_sub(1, std::memory_order_relaxed);
   connection->closed();
+}
+
+bool ConnectionTable::add(const trantor::TcpConnectionPtr& tcp) {
+  const std::lock_guard lock(mutex_);
+  if (static_cast<int64_t>(table_.size()) >= config_.max_connections) return false;
+  table_.emplace(tcp.get(), std::make_shared<Connection>(tcp));
+  open_.fetch_add(1, std::memory_order_relaxed);
+  return true;
 }
 
 std::shared_ptr<Connection> ConnectionTable::find(const trantor::TcpConnectionPtr& tcp) const {

@@ -66,7 +66,8 @@ class ConnectionTable {
  public:
   explicit ConnectionTable(const ServerConfig& config) : config_(config) {}
 
-  // Drogon's connection callback: both when a peer arrives and when it leaves.
+  // Drogon's connection callback: both when a peer arrives and when it leaves. One more than --max-connections is
+  // closed at once.
   void on_connection(const trantor::TcpConnectionPtr& tcp);
   std::shared_ptr<Connection> find(const trantor::TcpConnectionPtr& tcp) const;
   // Runs on every event loop about once a second, for the connections of that loop.
@@ -77,13 +78,16 @@ class ConnectionTable {
 
   int64_t open_connections() const { return open_.load(std::memory_order_relaxed); }
   uint64_t timed_out() const { return timed_out_.load(std::memory_order_relaxed); }
+  uint64_t refused() const { return refused_.load(std::memory_order_relaxed); }
 
  private:
+  bool add(const trantor::TcpConnectionPtr& tcp);  // false: there are as many as allowed
+
   const ServerConfig& config_;
   mutable std::mutex mutex_;
   std::unordered_map<const trantor::TcpConnection*, std::shared_ptr<Connection>> table_;
   std::atomic<int64_t> open_{0};
-  std::atomic<uint64_t> timed_out_{0};
+  std::atomic<uint64_t> timed_out_{0}, refused_{0};
 };
 
 }  // namespace bam

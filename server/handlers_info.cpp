@@ -98,6 +98,7 @@ void handle_metrics(ServerContext& context, ExchangePtr exchange) {
                            .model_name = context.config.served_model_names.front(),
                            .open_connections = context.connections.open_connections(),
                            .timed_out_connections = context.connections.timed_out(),
+                           .refused_connections = context.connections.refused(),
                            .vllm_names = context.config.vllm_metrics};
   exchange->reply(HttpReply{.body = format_metrics(input), .content_type = "text/plain; version=0.0.4; charset=utf-8"});
 }

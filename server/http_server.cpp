@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <iterator>
+#include <limits>
 
 #include <drogon/HttpAppFramework.h>
 #include <drogon/RequestStream.h>
@@ -263,7 +264,7 @@ void HttpServer::configure() {
   app.setUploadPath(upload_dir_.empty() ? "/dev/null/bam-http" : upload_dir_)
       .setThreadNum(static_cast<size_t>(config.io_threads))
       .setIdleConnectionTimeout(kTlsHandshakeSeconds)
-      .setMaxConnectionNum(static_cast<size_t>(config.max_connections))
+      .setMaxConnectionNum(std::numeric_limits<size_t>::max())  // ConnectionTable counts; Drogon lets one more in
       .setPipeliningRequestsNumber(32)
       .setClientMaxBodySize(std::max(kFrameworkBodyLimit, 2 * config.max_body_bytes))
       .setClientMaxMemoryBodySize(std::max(kFrameworkBodyLimit, 2 * config.max_body_bytes))

@@ -187,6 +187,8 @@ void write_http(TextFormat& out, const MetricsInput& input) {
              load(http.slow_readers));
   out.single("bam_http_timed_out_connections_total", "counter", "Connections closed by a timeout.",
              static_cast<double>(input.timed_out_connections));
+  out.single("bam_http_refused_connections_total", "counter", "Connections closed because there were too many.",
+             static_cast<double>(input.refused_connections));
   out.single("bam_http_rejected_auth_total", "counter", "Requests without a valid key.", load(http.rejected_auth));
   out.single("bam_http_rejected_queue_total", "counter", "Requests refused because the queue was full.",
              load(http.rejected_queue));

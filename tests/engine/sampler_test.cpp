@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <ctime>
 #include <limits>
 #include <map>
@@ -340,6 +341,35 @@ TEST(Sampler, ExponentialsAreAccurateOnEveryLane) {
     total += exact;
   }
   EXPECT_NEAR(std::accumulate(sums.begin(), sums.end(), 0.0), total, 1e-6 * total);
+}
+
+// What lets a device draw the same tokens: weights are those of kernels/draw.h bit for bit, and their sums are exact.
+TEST(Sampler, WeightsAreOnTheGridAndTheirSumsExact) {
+  const auto logits = random_logits(5003, 4, 6.0f);
+  const float max = *std::max_element(logits.begin(), logits.end());
+  std::vector<float> weights(logits.size());
+  std::vector<double> sums(num_logit_blocks(logits.size()));
+  for (const float scale : {0.3f, 1.0f, 2.7f}) {
+    weight_blocks(logits, max, scale, weights, sums);
+    int64_t units = 0;
+    for (size_t i = 0; i < logits.size(); ++i) {
+      const float scalar = draw_weight(logits[i], max, scale);
+      ASSERT_EQ(std::memcmp(&weights[i], &scalar, sizeof(float)), 0) << i;
+      const double scaled = static_cast<double>(weights[i]) * 0x1p34;
+      ASSERT_EQ(scaled, std::floor(scaled));
+      const double x = (static_cast<double>(logits[i]) - static_cast<double>(max)) * static_cast<double>(scale);
+      // Half a step of the grid, the polynomial, and x rounded twice.
+      ASSERT_NEAR(weights[i], std::exp(x), 0x1p-35 + (3e-7 - x * 0x1p-23) * std::exp(x));
+      units += static_cast<int64_t>(scaled);
+    }
+    EXPECT_EQ(std::accumulate(sums.begin(), sums.end(), 0.0), static_cast<double>(units) * 0x1p-34);
+    std::vector<double> kept_sums(sums.size());
+    mask_below(weights, 0.01f, kept_sums);
+    int64_t kept = 0;
+    for (const float w : weights) kept += static_cast<int64_t>(static_cast<double>(w) * 0x1p34);
+    EXPECT_EQ(std::accumulate(kept_sums.begin(), kept_sums.end(), 0.0), static_cast<double>(kept) * 0x1p-34);
+    EXPECT_LT(kept, units);
+  }
 }
 
 double thread_cpu_ms() {

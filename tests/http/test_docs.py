@@ -76,15 +76,28 @@ class Documentation(unittest.TestCase):
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertTrue(result.stdout.strip())
 
-    def test_node_example_is_valid_javascript(self):
-        """Its grammar only: the official client for Node comes from a registry that a test machine need not reach."""
+    def run_node(self, block, *arguments):
         node = shutil.which("node")
         if node is None:
-            self.skipTest("SKIPPED: node is not installed")
+            self.skipTest("SKIPPED: node is not installed (apt-get install nodejs)")
+        script = pathlib.Path(self.folder.name) / "example.mjs"
+        script.write_text(block.replace("http://127.0.0.1:8000", self.base), encoding="utf-8")
+        return subprocess.run([node, *arguments, str(script)], capture_output=True, text=True, timeout=120, check=False)
+
+    def test_node_example_without_packages(self):
+        examples = [block for block in blocks("javascript") if "fetch(" in block]
+        self.assertEqual(len(examples), 1)
+        result = self.run_node(examples[0])
+        self.assertEqual(result.returncode, 0, result.stderr)
+        reply = self.server.complete(max_tokens=16).json()["choices"][0]["text"]
+        chat = self.server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32,
+                                                         "temperature": 0}).json()["choices"][0]["message"]["content"]
+        self.assertEqual(result.stdout, reply + "\n" + chat + "\n")
+
+    def test_node_example_with_the_official_client_is_valid_javascript(self):
+        """Its grammar only: the client comes from a registry that a test machine need not reach."""
         for block in blocks("javascript"):
-            script = pathlib.Path(self.folder.name) / "example.mjs"
-            script.write_text(block, encoding="utf-8")
-            result = subprocess.run([node, "--check", str(script)], capture_output=True, text=True, timeout=60, check=False)
+            result = self.run_node(block, "--check")
             self.assertEqual(result.returncode, 0, result.stderr)
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The process: command line, exit codes, signals, drain, TLS, logs, snapshots."""
 
+import ctypes
 import http.client
 import json
 import os
@@ -168,6 +169,73 @@ class Signals(unittest.TestCase):
         self.assertIsNone(server.process.poll())
         server.process.send_signal(signal.SIGINT)
         self.assertEqual(server.process.wait(5), 130)
+
+
+class StoppedThread:
+    """Holds one thread of a child process by ptrace while the others run on, as a device or a file that hangs would."""
+
+    SEIZE, INTERRUPT, DETACH, WALL = 0x4206, 0x4207, 17, 0x40000000
+
+    def __init__(self, thread):
+        self.thread = thread
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        self.libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+        self.libc.ptrace.restype = ctypes.c_long
+
+    def call(self, request):
+        if self.libc.ptrace(request, self.thread, None, None) != 0:
+            raise OSError(ctypes.get_errno(), "ptrace")
+
+    def __enter__(self):
+        try:
+            self.call(self.SEIZE)
+        except PermissionError as error:
+            raise unittest.SkipTest("SKIPPED: this machine does not let a process trace its children") from error
+        self.call(self.INTERRUPT)
+        os.waitpid(self.thread, self.WALL)
+        return self
+
+    def __exit__(self, *_):
+        self.call(self.DETACH)
+
+
+def busiest_thread(pid, seconds=1.0):
+    """The thread of a process that computes most."""
+    def times():
+        result = {}
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/stat", encoding="ascii") as stat:
+                fields = stat.read().rsplit(")", 1)[1].split()
+            result[int(thread)] = int(fields[11]) + int(fields[12])
+        return result
+    before = times()
+    time.sleep(seconds)
+    after = times()
+    return max(after, key=lambda thread: after[thread] - before.get(thread, 0))
+
+
+class Stalled(bamtest.ServerTest):
+    arguments = ("--threads", "1", "--max-unsent", "64MiB")
+
+    def test_an_engine_that_hangs_is_not_ready_until_it_goes_on(self):
+        stream = self.server.stream("/v1/completions", {"prompt": "x", "max_tokens": 100000, "ignore_eos": True}, timeout=120)
+        stream.next_event()
+        self.assertEqual(self.server.get("/readyz").status, 200)
+        # With one compute thread, the engine's own is the one that computes.
+        with StoppedThread(busiest_thread(self.server.process.pid)):
+            held = time.time()
+            self.wait_for(lambda: self.server.get("/readyz").status == 503, timeout=60)
+            self.assertGreater(time.time() - held, 5, "a slow step is no stall")
+            self.assertEqual(self.server.get("/readyz").json(), {"status": "stalled"})
+            health = self.server.get("/health")
+            self.assertEqual((health.status, health.json()["status"]), (503, "stalled"))
+            self.assertGreater(health.json()["last_step_age_seconds"], 5)
+            self.assertEqual(self.server.get("/livez").status, 200, "the process lives")
+        self.wait_for(lambda: self.server.get("/readyz").status == 200)
+        stream.next_event()
+        stream.close()
+        self.server.wait_idle()
+        self.assertEqual(self.server.get("/readyz").json(), {"status": "ok"}, "nothing to do is no stall either")
 
 
 class Tls(unittest.TestCase):

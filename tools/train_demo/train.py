@@ -14,7 +14,10 @@ import time
 
 import runtime  # noqa: F401  (first: it tunes the process before torch loads)
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError:
+    raise SystemExit("no PyTorch for this Python. Install Debian's (README.md) and start with /usr/bin/python3.") from None
 import torch.nn.functional as F
 
 import corpus
