@@ -22,7 +22,8 @@ using namespace mma;  // NOLINT
 
 // grid: items; one warp for blocks of up to 16 rows, else four
 template <typename C>
-__global__ void __launch_bounds__(kMaxThreads) attention_mma_kernel(AttentionArgs args, int bias_floats) {
+__global__ void __launch_bounds__(kMaxThreads, C::kMinBlocks)
+    attention_mma_kernel(AttentionArgs args, int bias_floats) {
   BAM_DYNAMIC_SHARED(unsigned char, shared);
   BAM_SHARED(Run, run);
   BAM_SHARED(QueryBlock, block);
@@ -46,10 +47,9 @@ __global__ void __launch_bounds__(kMaxThreads) attention_mma_kernel(AttentionArg
   clear(f);
   const int entries = item.kind == WorkKind::kAnchor ? 0 : num_segments(args, block, item.block);
   const bool part = item.kind == WorkKind::kPart, to_slots = part || item.kind == WorkKind::kAnchor;
-  float max[2] = {}, sum[2] = {};
   if (item.kind == WorkKind::kRest) {
     kernel.load_slot(0, f);
-    kernel.keep_total(f, max, sum);
+    kernel.keep_total(f);
   }
   // One loop for the anchor (its tiles, then a few seeds at a time) and for segments: the code of a visit is large.
   bool anchor = item.kind == WorkKind::kWhole || item.kind == WorkKind::kAnchor, first = true;
@@ -70,14 +70,14 @@ __global__ void __launch_bounds__(kMaxThreads) attention_mma_kernel(AttentionArg
     if (to_slots) {
       kernel.store_slot(anchor ? 0 : 1 + e, f);
     } else if (anchor) {
-      kernel.keep_total(f, max, sum);
+      kernel.keep_total(f);
     } else {
-      kernel.merge_total(f, max, sum);
+      kernel.merge_total(f);
     }
     if (!anchor) e += part ? item.parts : 1;
     anchor = false;
   }
-  if (!to_slots) kernel.store_output(sum);
+  if (!to_slots) kernel.store_output();
   const int row = kernel.warp * 16 + kernel.lane;
   if (kernel.lane < 16 && row < kernel.rows && kernel.visited != 0) {
     atomicAdd(&args.counters[block.first_head + row / block.num_positions].visited,

@@ -358,11 +358,16 @@ struct Kernel {
     f.sum[1] = quad_sum(f.sum[1]);
   }
 
-  // Shared totals [fragment element][thread]: nobody else touches them.
-  __device__ __forceinline__ void keep_total(const Fragment<C>& f, float (&max)[2], float (&sum)[2]) {
+  // Shared totals [fragment element, then max and sum of two rows][thread]: nobody else touches them. They are not kept
+  // in registers, which the visits of tiles need.
+  __device__ __forceinline__ float& total_max(int r) const { return totals()[(8 * C::kDims + r) * threads]; }
+  __device__ __forceinline__ float& total_sum(int r) const { return totals()[(8 * C::kDims + 2 + r) * threads]; }
+
+  __device__ __forceinline__ void keep_total(const Fragment<C>& f) {
+#pragma unroll
     for (int r = 0; r < 2; ++r) {
-      max[r] = f.max[r];
-      sum[r] = f.sum[r];
+      total_max(r) = f.max[r];
+      total_sum(r) = f.sum[r];
     }
 #pragma unroll
     for (int n = 0; n < 2 * C::kDims; ++n) {
@@ -371,11 +376,11 @@ struct Kernel {
     }
   }
 
-  __device__ __forceinline__ void merge_total(const Fragment<C>& f, float (&max)[2], float (&sum)[2]) {
+  __device__ __forceinline__ void merge_total(const Fragment<C>& f) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const MergeFactors factors = merge_factors(max[r], f.max[r]);
-      sum[r] = fmaf(sum[r], factors.keep, f.sum[r] * factors.add);
+      const MergeFactors factors = merge_factors(total_max(r), f.max[r]);
+      total_sum(r) = fmaf(total_sum(r), factors.keep, f.sum[r] * factors.add);
 #pragma unroll
       for (int n = 0; n < 2 * C::kDims; ++n) {
 #pragma unroll
@@ -428,7 +433,8 @@ struct Kernel {
     });
   }
 
-  __device__ __forceinline__ void store_output(const float (&sum)[2]) {
+  __device__ __forceinline__ void store_output() {
+    const float sum[2] = {total_sum(0), total_sum(1)};
     for_outputs(args.kv.layout.head_dim, [&](int row, int d, int n, int i) {
       store_result(args, block, row, d, totals()[(4 * n + i) * threads] / sum[i / 2]);
     });

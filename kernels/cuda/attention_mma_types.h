@@ -36,7 +36,10 @@ struct Config {
   // int8 arrives as it is and is widened into one stage.
   static constexpr int kRawBytes = kQuantised ? kDims * 16 * kStageKeys * 2 : 0;
   static constexpr int kStages = kQuantised ? 1 : 2;
-  static constexpr int kThreadTotals = kDims * 8;  // floats
+  // Blocks of four warps on one multiprocessor: what the compiler may spend on registers (65536 / 128 / blocks) without
+  // spilling, and not more than shared memory allows.
+  static constexpr int kMinBlocks = kDims + kQuantised <= 2 ? 4 : kDims + kQuantised == 3 ? 3 : 2;
+  static constexpr int kThreadTotals = kDims * 8 + 4;  // floats: output, max and sum of two rows
 };
 
 // Dynamic shared memory, in this order: stages, raw stages, queries of every warp, totals, bias of two stages.

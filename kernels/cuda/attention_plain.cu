@@ -138,7 +138,7 @@ struct RowWork {
 };
 
 // grid: (items, rows / kWarps)
-__global__ void __launch_bounds__(kWarps * 32) attention_plain_kernel(AttentionArgs args) {
+__global__ void __launch_bounds__(kWarps * 32, 4) attention_plain_kernel(AttentionArgs args) {
   BAM_SHARED(float, queries, [kWarps][kMaxDim]);
   BAM_SHARED(float, weights, [kWarps][kTileKeys]);
   const WorkItem item = args.items[blockIdx.x];

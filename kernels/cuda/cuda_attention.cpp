@@ -71,17 +71,6 @@ CudaAttention::~CudaAttention() {
   if (counters) backend.forget(counters.get());
 }
 
-template <typename T>
-T* CudaBackend::upload(std::span<const T> values) {
-  const Staging::Slice slice = staging_.take(values.size_bytes());
-  if (!values.empty()) {
-    std::memcpy(slice.host, values.data(), values.size_bytes());
-    BAM_CUDA(cudaMemcpyAsync(slice.device, slice.host, values.size_bytes(), cudaMemcpyHostToDevice, stream_.get()));
-  }
-  return static_cast<T*>(slice.device);
-}
-template int32_t* CudaBackend::upload(std::span<const int32_t>);
-
 std::unique_ptr<AttentionLayer> CudaBackend::make_attention(const AttentionSpec& spec) {
   auto layer = std::make_unique<CudaAttention>(*this);
   layer->spec = spec;

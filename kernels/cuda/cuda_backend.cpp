@@ -14,8 +14,6 @@ namespace {
 
 // Steps of at most so many rows are recorded as graphs: there, launching costs as much as computing.
 constexpr int64_t kMaxGraphRows = 64;
-// Inputs in flight; beyond it the host waits.
-constexpr size_t kMaxStagedBytes = size_t{64} << 20;
 constexpr int kTensorCapability = 80;
 constexpr size_t kMaxEmbeddings = 4;  // models that share a device
 
@@ -101,6 +99,7 @@ CudaBackend::CudaBackend(const BackendOptions& options) : operand_(operand_forma
     prepare_attention_mma(static_cast<int>(properties.sharedMemPerBlockOptin));
   }
   prepare_certify();
+  if (options.gemm != "own") cublas_ = std::make_unique<Cublas>(stream_.get(), options.gemm == "cublas-tf32");
   counters_ = DeviceMemory(kMaxCounters * sizeof(DeviceCounters));
   counter_result_ = PinnedMemory(kMaxCounters * sizeof(DeviceCounters));
   BAM_CUDA(cudaMemsetAsync(counters_.data(), 0, counters_.size(), stream_.get()));
@@ -112,9 +111,9 @@ CudaBackend::~CudaBackend() {
 }
 
 std::string CudaBackend::description() const {
-  return fmt::format("cuda ({}, compute capability {}.{}, {} multiprocessors, {} operands{})", device_name_,
+  return fmt::format("cuda ({}, compute capability {}.{}, {} multiprocessors, {} operands{}{})", device_name_,
                      capability_ / 10, capability_ % 10, multiprocessors_, dtype_name(operand_),
-                     tensor_cores_ ? " on tensor cores" : "");
+                     tensor_cores_ ? " on tensor cores" : "", cublas_ ? ", " + cublas_->description() : "");
 }
 
 size_t CudaBackend::free_memory_bytes() const {
@@ -129,8 +128,8 @@ void CudaBackend::synchronize() {
   staging_.reset();
   tables_.clear();
   retired_.clear();
-  for (Scratch* scratch :
-       {&slots_, &masks_, &lists_, &list_sizes_, &seeds_, &quantised_, &quantised_scale_, &converted_}) {
+  for (Scratch* scratch : {&slots_, &masks_, &lists_, &list_sizes_, &seeds_, &quantised_, &quantised_scale_, &products_,
+                           &converted_, &draw_work_, &drawn_}) {
     scratch->reset();
   }
 }
@@ -259,6 +258,11 @@ void CudaBackend::gemm(const LinearWeights& weights, const void* in, int64_t row
     args.x_scale = scale;
     args.w_scale = linear.scale.as<float>();
   }
+  if (cublas_ && Cublas::supports(args)) {
+    int32_t* products =
+        linear.dtype == DType::kI8 ? products_.reserve<int32_t>(static_cast<size_t>(rows * linear.n)) : nullptr;
+    return cublas_->multiply(args, products);
+  }
   // The choice depends on the layer only, never on the number of rows.
   const bool aligned = linear.dtype == DType::kI8 || linear.ldk % 8 == 0;
   if (tensor_cores_ && aligned) {
@@ -271,72 +275,6 @@ void CudaBackend::gemm(const LinearWeights& weights, const void* in, int64_t row
 void CudaBackend::gather_rows(const float* in, std::span<const int32_t> rows, int64_t hidden, float* out) {
   if (rows.empty()) return;
   gather_float_rows(in, upload(rows), static_cast<int64_t>(rows.size()), hidden, out, stream_.get());
-}
-
-void CudaBackend::read_floats(const float* device, std::span<float> host) {
-  if (result_.size() < host.size_bytes()) result_ = PinnedMemory(host.size_bytes());
-  BAM_CUDA(cudaMemcpyAsync(result_.as<float>(), device, host.size_bytes(), cudaMemcpyDeviceToHost, stream_.get()));
-  const size_t counter_bytes = static_cast<size_t>(counters_used_) * sizeof(DeviceCounters);
-  if (counter_bytes > 0) {
-    BAM_CUDA(cudaMemcpyAsync(counter_result_.as<DeviceCounters>(), counters_.data(), counter_bytes,
-                             cudaMemcpyDeviceToHost, stream_.get()));
-  }
-  synchronize();
-  collect_counters();
-  std::memcpy(host.data(), result_.as<float>(), host.size_bytes());
-}
-
-void CudaBackend::read_operands(const void* device, std::span<float> host) {
-  if (operand_ == DType::kF32) return read_floats(static_cast<const float*>(device), host);
-  auto* converted = converted_.reserve<float>(host.size());
-  operands_to_float(operand_, device, static_cast<int64_t>(host.size()), converted, stream_.get());
-  read_floats(converted, host);
-}
-
-void CudaBackend::collect_counters() {
-  for (LayerCounters* layer : layers_) {
-    if (layer->target.empty()) continue;
-    const DeviceCounters* now = counter_result_.as<DeviceCounters>() + layer->offset;
-    for (size_t h = 0; h < layer->seen.size(); ++h) {
-      AttentionCounters& to = layer->target[h];
-      const uint64_t visited = now[h].visited - layer->seen[h].visited;
-      to.visited += visited;
-      to.skipped += layer->pairs[h] - visited;
-      to.bound_tests += now[h].bound_tests - layer->seen[h].bound_tests;
-      layer->seen[h] = now[h];
-      layer->pairs[h] = 0;
-    }
-    layer->target = {};
-  }
-}
-
-void CudaBackend::forget(const LayerCounters* counters) {
-  std::erase(layers_, counters);
-  if (layers_.empty()) counters_used_ = 0;
-}
-
-void CudaBackend::copy_page(const KvCacheView& kv, int32_t from, int32_t to) {
-  const size_t bytes = kv.layout.page_bytes();
-  BAM_CUDA(cudaMemcpyAsync(kv.base + static_cast<size_t>(to) * bytes, kv.base + static_cast<size_t>(from) * bytes,
-                           bytes, cudaMemcpyDeviceToDevice, stream_.get()));
-}
-
-void CudaBackend::read_page(const KvCacheView& kv, int32_t page, std::span<std::byte> out) {
-  BAM_CHECK(out.size() == kv.layout.page_bytes());
-  if (result_.size() < out.size()) result_ = PinnedMemory(out.size());
-  BAM_CUDA(cudaMemcpyAsync(result_.as<std::byte>(), kv.base + static_cast<size_t>(page) * out.size(), out.size(),
-                           cudaMemcpyDeviceToHost, stream_.get()));
-  synchronize();
-  std::memcpy(out.data(), result_.as<std::byte>(), out.size());
-}
-
-void CudaBackend::write_page(const KvCacheView& kv, int32_t page, std::span<const std::byte> in) {
-  BAM_CHECK(in.size() == kv.layout.page_bytes());
-  if (staging_.outstanding_bytes() > kMaxStagedBytes) synchronize();
-  const Staging::Slice slice = staging_.take(in.size());
-  std::memcpy(slice.host, in.data(), in.size());
-  BAM_CUDA(cudaMemcpyAsync(kv.base + static_cast<size_t>(page) * in.size(), slice.host, in.size(),
-                           cudaMemcpyHostToDevice, stream_.get()));
 }
 
 std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options) {

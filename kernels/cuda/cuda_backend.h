@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <span>
@@ -10,6 +11,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/cublas.h"
 #include "kernels/cuda/graph.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/memory.h"
@@ -18,6 +20,8 @@ namespace bam::cuda {
 
 class CudaBackend;
 
+// Inputs in flight; beyond it the host waits.
+inline constexpr size_t kMaxStagedBytes = size_t{64} << 20;
 inline constexpr int64_t kMaxCounters = int64_t{1} << 16;  // heads of all layers of all models
 
 struct CudaBuffer final : DeviceBuffer {
@@ -101,9 +105,14 @@ class CudaBackend final : public Backend {
   void gather_rows(const float* in, std::span<const int32_t> rows, int64_t hidden, float* out) override;
   void read_floats(const float* device, std::span<float> host) override;
   void read_operands(const void* device, std::span<float> host) override;
+  bool supports_drawing(int64_t vocab_size) const override { return vocab_size <= kMaxDrawVocab; }
+  void draw_tokens(const float* logits, int64_t vocab_size, const DrawBatch& batch, std::span<int32_t> tokens,
+                   std::span<const int32_t> wanted, std::span<float> host) override;
   void copy_page(const KvCacheView& kv, int32_t from, int32_t to) override;
   void read_page(const KvCacheView& kv, int32_t page, std::span<std::byte> out) override;
   void write_page(const KvCacheView& kv, int32_t page, std::span<const std::byte> in) override;
+  void read_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<std::byte> out) override;
+  void write_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<const std::byte> in) override;
 
   // Memory is going away that a recorded step may use: that step runs first.
   void settle() noexcept;
@@ -120,6 +129,10 @@ class CudaBackend final : public Backend {
 
   // Waits for the stream; then everything staged is free again and counters are taken over.
   void synchronize();
+  // synchronize(), and counters come with it.
+  void finish_read();
+  // Everything issued so far, for another stream to wait for.
+  cudaEvent_t step_end();
   template <typename T>
   T* upload(std::span<const T> values);
   // The block table of one layer of one sequence, as far as `num_tiles` reach.
@@ -148,9 +161,12 @@ class CudaBackend final : public Backend {
   int multiprocessors_ = 1;
   bool tensor_cores_ = false;
   Stream stream_;
+  Event step_end_;
+  PageSwap swap_;
   StepGraph graph_;
   Staging staging_;
-  Scratch slots_, masks_, lists_, list_sizes_, seeds_, quantised_, quantised_scale_, converted_;
+  Scratch slots_, masks_, lists_, list_sizes_, seeds_, quantised_, quantised_scale_, products_, converted_, draw_work_,
+      drawn_;
   PinnedMemory result_;    // bounce buffer of reads
   DeviceMemory counters_;  // [kMaxCounters] DeviceCounters of all layers
   int64_t counters_used_ = 0;
@@ -168,7 +184,18 @@ class CudaBackend final : public Backend {
   std::map<std::array<double, 6>, std::weak_ptr<BiasTable>> known_tables_;
   std::weak_ptr<const DeviceMemory> known_rope_;
   std::array<double, 2> known_rope_key_ = {};
-  BlockClass classes_[2][2];  // [bounded][more than 16 rows]
+  BlockClass classes_[2][2];        // [bounded][more than 16 rows]
+  std::unique_ptr<Cublas> cublas_;  // null: own kernels multiply
 };
+
+template <typename T>
+T* CudaBackend::upload(std::span<const T> values) {
+  const Staging::Slice slice = staging_.take(values.size_bytes());
+  if (!values.empty()) {
+    std::memcpy(slice.host, values.data(), values.size_bytes());
+    BAM_CUDA(cudaMemcpyAsync(slice.device, slice.host, values.size_bytes(), cudaMemcpyHostToDevice, stream_.get()));
+  }
+  return static_cast<T*>(slice.device);
+}
 
 }  // namespace bam::cuda

@@ -1,5 +1,5 @@
 // Matrix products without tensor cores: any format on any device, float32 (or exact int32) arithmetic. Also the per-row
-// quantisation of activations for int8.
+// quantisation of activations for int8, and what is left to do after the products of another library.
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/memory.h"
@@ -96,6 +96,20 @@ __global__ void __launch_bounds__(32)
   if (lane == 0) scale[row] = largest / 127.0f;
 }
 
+// grid: (columns / kThreads, rows)
+template <typename T>
+__global__ void __launch_bounds__(kThreads) scale_kernel(GemmArgs args, const int32_t* products) {
+  const long long row = blockIdx.y, col = static_cast<long long>(blockIdx.x) * kThreads + threadIdx.x;
+  if (col >= args.n) return;
+  const float value = static_cast<float>(products[row * args.n + col]) * (args.x_scale[row] * args.w_scale[col]);
+  store_output<T>(args, row, col, value);
+}
+
+__global__ void __launch_bounds__(kThreads) clamp_kernel(__half* values, long long count) {
+  const long long i = static_cast<long long>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < count) values[i] = from_float<__half>(to_float(values[i]));
+}
+
 template <typename T, typename X, typename W, typename Acc>
 void launch_plain(const GemmArgs& args, cudaStream_t stream) {
   constexpr int64_t kRowsAtOnce = 65535 * static_cast<int64_t>(kTile);  // the second grid dimension ends at 65535
@@ -113,6 +127,21 @@ void gemm_plain(const GemmArgs& args, cudaStream_t stream) {
     with_float_type(args.weight,
                     [&](auto weight) { launch_plain<T, T, typename decltype(weight)::type, float>(args, stream); });
   });
+}
+
+void scale_products(const GemmArgs& args, const int32_t* products, cudaStream_t stream) {
+  BAM_CHECK(args.rows <= 65535);  // a step's rows
+  with_float_type(args.operand, [&](auto type) {
+    const dim3 grid(static_cast<unsigned>(ceil_div(args.n, kThreads)), static_cast<unsigned>(args.rows));
+    check(launch(scale_kernel<typename decltype(type)::type>, grid, dim3(kThreads), 0, stream, args, products),
+          "scale_kernel");
+  });
+}
+
+void clamp_halves(void* values, int64_t count, cudaStream_t stream) {
+  check(launch(clamp_kernel, dim3(static_cast<unsigned>(ceil_div(count, kThreads))), dim3(kThreads), 0, stream,
+               static_cast<__half*>(values), count),
+        "clamp_kernel");
 }
 
 void quantize_rows(DType operand, const void* x, int64_t rows, int64_t k, int64_t ldk, int8_t* out, float* scale,

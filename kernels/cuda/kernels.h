@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/draw.h"
 #include "kernels/dtype.h"
 #include "kernels/prior.h"
 
@@ -36,6 +37,18 @@ struct BiasFormula {
 // table[d] = B(d) for d in [begin, end), computed in double and rounded once.
 void fill_bias_table(const BiasFormula& formula, int64_t begin, int64_t end, float* table, cudaStream_t stream);
 
+// ---- draw.cu ----
+
+// The lists of a DrawBatch on the device.
+struct DrawLists {
+  const SeenToken* seen = nullptr;
+  const TokenBias* biases = nullptr;
+  const int32_t* banned = nullptr;
+};
+// tokens[i] = what row i of `rows` draws from logits [any, vocab], vocab <= kMaxDrawVocab; work [num_rows, vocab].
+void draw_rows(const DrawRow* rows, int num_rows, const DrawLists& lists, const float* logits, int64_t vocab,
+               float* work, int32_t* tokens, cudaStream_t stream);
+
 // ---- gemm_plain.cu, gemm_mma.cu ----
 
 enum class GemmOutput { kOperand, kAddFloat, kFloat };
@@ -60,6 +73,12 @@ void gemm_plain(const GemmArgs& args, cudaStream_t stream);
 void gemm_mma(const GemmArgs& args, cudaStream_t stream);
 // Raises the limits of shared memory of the kernels above, once per device.
 void prepare_gemm_mma();
+
+// int8 products [rows, n] of another library -> args.out, with scales; the same bits as gemm_mma().
+void scale_products(const GemmArgs& args, const int32_t* products, cudaStream_t stream);
+
+// Infinite float16 results of another library -> the largest float16, as own kernels round.
+void clamp_halves(void* values, int64_t count, cudaStream_t stream);
 
 // Per-row symmetric int8: out [rows, ldk] with zeros from k to ldk, scale [rows].
 void quantize_rows(DType operand, const void* x, int64_t rows, int64_t k, int64_t ldk, int8_t* out, float* scale,

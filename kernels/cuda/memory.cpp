@@ -56,6 +56,12 @@ Stream::~Stream() {
   if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
 }
 
+Event::Event() { BAM_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
+
+Event::~Event() {
+  if (event_ != nullptr) (void)cudaEventDestroy(event_);
+}
+
 Staging::Slice Staging::take(size_t bytes) {
   bytes = round_up(std::max<size_t>(bytes, 1), kAlignment);
   while (current_ < chunks_.size() && used_ + bytes > chunks_[current_].host.size()) {

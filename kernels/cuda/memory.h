@@ -81,6 +81,45 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
+// Orders streams among each other; measures nothing.
+class Event {
+ public:
+  Event();
+  ~Event();
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+// Pages between host and device on a stream of their own, through two halves of pinned memory: one is filled or emptied
+// by the host while the other is on its way.
+class PageSwap {
+ public:
+  static constexpr size_t kHalfBytes = size_t{4} << 20;
+
+  ~PageSwap();
+  cudaStream_t stream() const { return stream_.get(); }
+  // Copies issued from now on wait for `event`.
+  void after(cudaEvent_t event);
+  size_t next_half() const { return 1 - last_; }
+  // Pinned memory of at least `bytes`; waits until its last copies are done.
+  std::byte* half(size_t index, size_t bytes);
+  // Its copies were issued, are done, and the last ones of all.
+  void issued(size_t index);
+  const std::byte* wait(size_t index);
+  cudaEvent_t last() const { return done_[last_].get(); }
+
+ private:
+  Stream stream_;
+  Event done_[2];
+  PinnedMemory halves_[2];
+  bool busy_[2] = {};
+  size_t last_ = 1;
+};
+
 // Small inputs of kernels on their way to the device: written to pinned memory, copied in stream order, forgotten at
 // the next reset(). Nothing that was handed out moves before that.
 class Staging {

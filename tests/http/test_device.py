@@ -92,6 +92,52 @@ class NoDevice(unittest.TestCase):
         self.assertIn("using the CPU", told[0])
 
 
+def selftest(*arguments, **environment):
+    return subprocess.run([bamtest.BAM, "selftest", *arguments], capture_output=True, text=True, timeout=600, check=False,
+                          env=clean_environment(**environment))
+
+
+class SelfTest(unittest.TestCase):
+    """`bam selftest` as a user runs it."""
+
+    OPERATIONS = ("embed", "rms_norm", "linear", "swiglu", "attention", "draw tokens", "pages")
+
+    def expect_good(self, result, *words):
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertIn("all operations agree with the CPU", result.stdout)
+        self.assertNotIn("BAD", result.stdout)
+        for word in words:
+            self.assertIn(word, result.stdout)
+
+    def test_the_cpu_agrees_with_itself(self):
+        self.expect_good(selftest("--device", "cpu", "--size", "small"), "attention", "pages")
+
+    def test_the_emulated_gpu_agrees_with_the_cpu(self):
+        plugin = emulated_plugin()
+        if plugin is None:
+            self.skipTest("this build has no emulated CUDA plugin")
+        for arguments in (("--dtype", "f16"), ("--dtype", "f32", "--cuda-gemm", "cublas")):
+            with self.subTest(arguments=arguments):
+                result = selftest("--device", "cuda", "--size", "small", *arguments, BAM_PLUGIN_DIR=str(plugin.parent))
+                self.expect_good(result, "Emulated sm_80", *self.OPERATIONS)
+
+    def test_a_missing_cublas_is_told(self):
+        plugin = emulated_plugin()
+        if plugin is None:
+            self.skipTest("this build has no emulated CUDA plugin")
+        result = selftest("--device", "cuda", "--size", "small", "--cuda-gemm", "cublas",
+                          BAM_PLUGIN_DIR=str(plugin.parent), BAM_CUDA_EMU_CUBLAS="no")
+        self.assertEqual(result.returncode, 1, result.stdout)
+        self.assertIn("libcublas", result.stderr)
+
+    def test_no_plugin_and_wrong_words(self):
+        with tempfile.TemporaryDirectory() as folder:
+            missing = selftest("--device", "cuda", BAM_PLUGIN_DIR=folder)
+        self.assertEqual(missing.returncode, 1, missing.stdout)
+        self.assertIn("libbam_cuda.so", missing.stderr)
+        self.assertEqual(selftest("--device", "tpu").returncode, 2)
+
+
 class EmulatedDevice(unittest.TestCase):
     """The same program with the CUDA backend on the CPU emulation: the whole path from dlopen to tokens."""
 

@@ -6,6 +6,7 @@
 //   BAM_CUDA_EMU_DRIVER=old  the driver is older than the runtime
 //   BAM_CUDA_EMU_CC=80       compute capability
 //   BAM_CUDA_EMU_MEMORY=N    MiB of device memory
+//   BAM_CUDA_EMU_CUBLAS=no   the library is missing
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -26,6 +27,7 @@ struct Config {
   int device_count = 1;
   bool driver_too_old = false;
   int compute_capability = 80;
+  bool cublas = true;  // the library is installed
   int multiprocessors = 108;
   size_t memory_bytes = size_t{2} << 30;
 

@@ -1,9 +1,11 @@
 // cuBLAS and cuBLASLt on top of the reference product.
 #include <cublasLt.h>
 #include <cublas_v2.h>
+#include <cuda_emu.h>
 
 #include <cstring>
 
+#include "tests/cuda_emu/emu/config.h"
 #include "tests/cuda_emu/emu/gemm.h"
 #include "tests/cuda_emu/emu/runtime.h"
 
@@ -58,6 +60,8 @@ cublasStatus_t destroy(T* object) {
 }
 
 }  // namespace
+
+bool cuda_emu::has_cublas() { return config().cublas; }
 
 const char* cublasGetStatusName(cublasStatus_t status) {
   switch (status) {

@@ -28,6 +28,7 @@ Config config_from_environment() {
   size_t mebibytes = c.memory_bytes >> 20;
   number("BAM_CUDA_EMU_MEMORY", mebibytes);
   c.memory_bytes = mebibytes << 20;
+  c.cublas = text("BAM_CUDA_EMU_CUBLAS") != "no";
   c.driver_too_old = text("BAM_CUDA_EMU_DRIVER") == "old";
   if (text("BAM_CUDA_EMU_STREAMS") == "eager") c.streams = StreamMode::kEager;
   if (text("BAM_CUDA_EMU_STREAMS") == "random") c.streams = StreamMode::kRandom;

@@ -17,15 +17,25 @@ namespace {
 constexpr size_t kGuardBytes = 4096;
 constexpr size_t kSlotBytes = kFiberStackBytes + kGuardBytes;
 
+// Gives the stacks back. What is mapped at these addresses next must not inherit red zones of frames that never
+// returned.
+void unmap_stacks(std::byte* memory, size_t bytes) {
+  if (memory == nullptr) return;
+#ifdef __SANITIZE_ADDRESS__
+  __asan_unpoison_memory_region(memory, bytes);
+#endif
+  munmap(memory, bytes);
+}
+
 }  // namespace
 
-StackPool::~StackPool() {
-  if (memory_ != nullptr) munmap(memory_, count_ * kSlotBytes);
-}
+StackPool::~StackPool() { unmap_stacks(memory_, count_ * kSlotBytes); }
 
 void StackPool::reserve(size_t count) {
   if (count <= count_) return;
-  if (memory_ != nullptr) munmap(memory_, count_ * kSlotBytes);
+  unmap_stacks(memory_, count_ * kSlotBytes);
+  memory_ = nullptr;
+  count_ = 0;
   void* memory = mmap(nullptr, count * kSlotBytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();

@@ -30,6 +30,9 @@ void cp_async_commit();
 void cp_async_wait(int pending);
 float exp2_flush(float x);
 
+// Whether the emulated machine has the library, see Config::cublas.
+bool has_cublas();
+
 struct LaunchShape {
   dim3 grid;
   dim3 block;

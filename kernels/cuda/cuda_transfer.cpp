@@ -1,0 +1,177 @@
+// Results and pages on their way between host and device.
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "kernels/cuda/cuda_backend.h"
+
+namespace bam::cuda {
+
+// Queues the counters behind the results; then waits.
+void CudaBackend::finish_read() {
+  const size_t counter_bytes = static_cast<size_t>(counters_used_) * sizeof(DeviceCounters);
+  if (counter_bytes > 0) {
+    BAM_CUDA(cudaMemcpyAsync(counter_result_.as<DeviceCounters>(), counters_.data(), counter_bytes,
+                             cudaMemcpyDeviceToHost, stream_.get()));
+  }
+  synchronize();
+  collect_counters();
+}
+
+void CudaBackend::read_floats(const float* device, std::span<float> host) {
+  if (result_.size() < host.size_bytes()) result_ = PinnedMemory(host.size_bytes());
+  BAM_CUDA(cudaMemcpyAsync(result_.as<float>(), device, host.size_bytes(), cudaMemcpyDeviceToHost, stream_.get()));
+  finish_read();
+  std::memcpy(host.data(), result_.as<float>(), host.size_bytes());
+}
+
+void CudaBackend::read_operands(const void* device, std::span<float> host) {
+  if (operand_ == DType::kF32) return read_floats(static_cast<const float*>(device), host);
+  auto* converted = converted_.reserve<float>(host.size());
+  operands_to_float(operand_, device, static_cast<int64_t>(host.size()), converted, stream_.get());
+  read_floats(converted, host);
+}
+
+void CudaBackend::collect_counters() {
+  for (LayerCounters* layer : layers_) {
+    if (layer->target.empty()) continue;
+    const DeviceCounters* now = counter_result_.as<DeviceCounters>() + layer->offset;
+    for (size_t h = 0; h < layer->seen.size(); ++h) {
+      AttentionCounters& to = layer->target[h];
+      const uint64_t visited = now[h].visited - layer->seen[h].visited;
+      to.visited += visited;
+      to.skipped += layer->pairs[h] - visited;
+      to.bound_tests += now[h].bound_tests - layer->seen[h].bound_tests;
+      layer->seen[h] = now[h];
+      layer->pairs[h] = 0;
+    }
+    layer->target = {};
+  }
+}
+
+void CudaBackend::forget(const LayerCounters* counters) {
+  std::erase(layers_, counters);
+  if (layers_.empty()) counters_used_ = 0;
+}
+
+void CudaBackend::draw_tokens(const float* logits, int64_t vocab_size, const DrawBatch& batch,
+                              std::span<int32_t> tokens, std::span<const int32_t> wanted, std::span<float> host) {
+  BAM_CHECK(supports_drawing(vocab_size) && tokens.size() == batch.rows.size());
+  const auto vocab = static_cast<size_t>(vocab_size);
+  const size_t row_bytes = vocab * sizeof(float), rows_begin = (tokens.size_bytes() + 15) / 16 * 16;
+  const size_t bytes = rows_begin + wanted.size() * row_bytes;
+  if (result_.size() < bytes) result_ = PinnedMemory(bytes);
+  std::byte* const result = result_.as<std::byte>();
+  if (!tokens.empty()) {
+    const DrawLists lists{upload(std::span<const SeenToken>(batch.seen)),
+                          upload(std::span<const TokenBias>(batch.biases)),
+                          upload(std::span<const int32_t>(batch.banned))};
+    auto* drawn = drawn_.reserve<int32_t>(tokens.size());
+    draw_rows(upload(std::span<const DrawRow>(batch.rows)), static_cast<int>(tokens.size()), lists, logits, vocab_size,
+              draw_work_.reserve<float>(tokens.size() * vocab), drawn, stream_.get());
+    BAM_CUDA(cudaMemcpyAsync(result, drawn, tokens.size_bytes(), cudaMemcpyDeviceToHost, stream_.get()));
+  }
+  for (size_t i = 0; i < wanted.size();) {  // neighbours in one copy
+    size_t end = i + 1;
+    while (end < wanted.size() && wanted[end] == wanted[end - 1] + 1) ++end;
+    BAM_CUDA(cudaMemcpyAsync(result + rows_begin + i * row_bytes, logits + static_cast<size_t>(wanted[i]) * vocab,
+                             (end - i) * row_bytes, cudaMemcpyDeviceToHost, stream_.get()));
+    i = end;
+  }
+  finish_read();
+  std::memcpy(tokens.data(), result, tokens.size_bytes());
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    std::memcpy(host.subspan(static_cast<size_t>(wanted[i]) * vocab, vocab).data(), result + rows_begin + i * row_bytes,
+                row_bytes);
+  }
+}
+
+void CudaBackend::copy_page(const KvCacheView& kv, int32_t from, int32_t to) {
+  const size_t bytes = kv.layout.page_bytes();
+  BAM_CUDA(cudaMemcpyAsync(kv.base + static_cast<size_t>(to) * bytes, kv.base + static_cast<size_t>(from) * bytes,
+                           bytes, cudaMemcpyDeviceToDevice, stream_.get()));
+}
+
+void CudaBackend::read_page(const KvCacheView& kv, int32_t page, std::span<std::byte> out) {
+  read_pages(kv, {&page, 1}, out);
+}
+
+void CudaBackend::write_page(const KvCacheView& kv, int32_t page, std::span<const std::byte> in) {
+  write_pages(kv, {&page, 1}, in);
+}
+
+void CudaBackend::read_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<std::byte> out) {
+  const size_t bytes = kv.layout.page_bytes();
+  BAM_CHECK(out.size() == pages.size() * bytes);
+  swap_.after(step_end());
+  // While one half is on its way, the other is copied out.
+  const size_t per_half = std::max<size_t>(1, PageSwap::kHalfBytes / bytes);
+  const size_t chunks = (pages.size() + per_half - 1) / per_half, first_half = swap_.next_half();
+  const auto take = [&](size_t chunk) {
+    const size_t first = chunk * per_half, count = std::min(per_half, pages.size() - first);
+    std::memcpy(out.data() + first * bytes, swap_.wait((first_half + chunk) % 2), count * bytes);
+  };
+  for (size_t chunk = 0; chunk < chunks; ++chunk) {
+    if (chunk >= 2) take(chunk - 2);
+    const size_t half = (first_half + chunk) % 2, end = std::min(pages.size(), (chunk + 1) * per_half);
+    std::byte* to = swap_.half(half, per_half * bytes);
+    for (size_t i = chunk * per_half; i < end; ++i, to += bytes) {
+      BAM_CUDA(cudaMemcpyAsync(to, kv.base + static_cast<size_t>(pages[i]) * bytes, bytes, cudaMemcpyDeviceToHost,
+                               swap_.stream()));
+    }
+    swap_.issued(half);
+  }
+  for (size_t chunk = chunks - std::min<size_t>(chunks, 2); chunk < chunks; ++chunk) take(chunk);
+}
+
+void CudaBackend::write_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<const std::byte> in) {
+  const size_t bytes = kv.layout.page_bytes();
+  BAM_CHECK(in.size() == pages.size() * bytes);
+  swap_.after(step_end());
+  const size_t per_half = std::max<size_t>(1, PageSwap::kHalfBytes / bytes);
+  for (size_t first = 0; first < pages.size(); first += per_half) {
+    const size_t half = swap_.next_half();
+    std::byte* from = swap_.half(half, per_half * bytes);
+    const size_t end = std::min(pages.size(), first + per_half);
+    std::memcpy(from, in.data() + first * bytes, (end - first) * bytes);
+    for (size_t i = first; i < end; ++i, from += bytes) {
+      BAM_CUDA(cudaMemcpyAsync(kv.base + static_cast<size_t>(pages[i]) * bytes, from, bytes, cudaMemcpyHostToDevice,
+                               swap_.stream()));
+    }
+    swap_.issued(half);
+  }
+  // Steps issued from here on see the pages; the host does not wait.
+  BAM_CUDA(cudaStreamWaitEvent(stream_.get(), swap_.last()));
+}
+
+cudaEvent_t CudaBackend::step_end() {
+  graph_.finish(stream_.get());
+  BAM_CUDA(cudaEventRecord(step_end_.get(), stream_.get()));
+  return step_end_.get();
+}
+
+// ---- PageSwap ----
+
+std::byte* PageSwap::half(size_t index, size_t bytes) {
+  wait(index);
+  if (halves_[index].size() < bytes) halves_[index] = PinnedMemory(bytes);
+  return halves_[index].as<std::byte>();
+}
+
+const std::byte* PageSwap::wait(size_t index) {
+  if (busy_[index]) BAM_CUDA(cudaEventSynchronize(done_[index].get()));
+  busy_[index] = false;
+  return halves_[index].as<std::byte>();
+}
+
+void PageSwap::issued(size_t index) {
+  BAM_CUDA(cudaEventRecord(done_[index].get(), stream_.get()));
+  busy_[index] = true;
+  last_ = index;
+}
+
+void PageSwap::after(cudaEvent_t event) { BAM_CUDA(cudaStreamWaitEvent(stream_.get(), event)); }
+
+PageSwap::~PageSwap() { (void)cudaStreamSynchronize(stream_.get()); }
+
+}  // namespace bam::cuda

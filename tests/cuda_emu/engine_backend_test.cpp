@@ -1,0 +1,71 @@
+// The whole engine on the emulated device: sampling there gives the tokens of sampling on the host.
+#include <gtest/gtest.h>
+
+#include "tests/cuda_emu/backend_test_support.h"
+#include "tests/engine/engine_fixture.h"
+
+namespace bam {
+namespace {
+
+using testing::CollectingSink;
+using testing::Outcome;
+
+std::vector<Request> requests(int32_t vocab) {
+  std::mt19937 rng(31);
+  std::vector<Request> all;
+  const auto add = [&](auto change) {
+    Request request =
+        testing::make_request("r" + std::to_string(all.size()), testing::random_prompt(rng, 20, vocab), 6);
+    request.sampling.seed = 100 + all.size();
+    request.sampling.temperature = 0.9f;
+    change(request);
+    all.push_back(std::move(request));
+  };
+  add([](Request&) {});
+  add([](Request& r) { r.sampling.temperature = 0; });
+  add([](Request& r) { r.sampling.top_k = 20, r.sampling.top_p = 0.9f, r.sampling.repetition_penalty = 1.3f; });
+  add([](Request& r) { r.sampling.frequency_penalty = 0.5f, r.sampling.min_tokens = 6; });
+  add([](Request& r) { r.sampling.num_logprobs = 3; });         // host
+  add([](Request& r) { r.n = 3; });                             // the first tokens on the host
+  add([](Request& r) { r.sampling.num_prompt_logprobs = 1; });  // likewise
+  return all;
+}
+
+std::vector<Outcome> run(bool device_sampling) {
+  testing::TempDir folder;
+  const testing::CheckpointSpec spec = testing::mixed_reach_spec();
+  testing::write_checkpoint(spec, folder.path());
+  const auto backend = cuda_test::make_cuda(DType::kF32);
+  EngineConfig config = testing::small_config(8 << 20);
+  config.device_sampling = device_sampling;
+  ModelConfig model_config = load_model_config(folder.path());
+  CheckpointWeights weights = load_weights(folder.path(), model_config);
+  const auto vocab = static_cast<int32_t>(model_config.vocab_size);
+  auto model = std::make_unique<BamModel>(*backend, std::move(model_config), std::move(weights), ModelOptions{});
+  std::vector<Outcome> outcomes;
+  Engine engine(std::move(model), config, 1);
+  std::vector<std::shared_ptr<CollectingSink>> sinks;
+  for (Request& request : requests(vocab)) {
+    sinks.push_back(std::make_shared<CollectingSink>(request.n));
+    EXPECT_EQ(engine.submit(std::move(request), sinks.back()).status, SubmitStatus::kAccepted);
+  }
+  for (const auto& sink : sinks) outcomes.push_back(sink->wait());
+  return outcomes;
+}
+
+TEST(EngineOnDevice, SamplesTheTokensThatTheHostWouldSample) {
+  const auto device = run(true), host = run(false);
+  ASSERT_EQ(device.size(), host.size());
+  for (size_t i = 0; i < device.size(); ++i) {
+    ASSERT_EQ(device[i].choices.size(), host[i].choices.size());
+    for (size_t c = 0; c < device[i].choices.size(); ++c) {
+      EXPECT_EQ(device[i].choices[c].finish.reason, host[i].choices[c].finish.reason);
+      EXPECT_EQ(device[i].choices[c].tokens, host[i].choices[c].tokens) << "request " << i << " choice " << c;
+      EXPECT_FALSE(device[i].choices[c].tokens.empty());
+    }
+    EXPECT_TRUE(testing::same_logprobs(device[i].prompt_logprobs, host[i].prompt_logprobs));
+  }
+}
+
+}  // namespace
+}  // namespace bam
