@@ -1,14 +1,23 @@
 # Images without a Docker daemon: buildah and podman with a storage of their own in the cache. Sourced by test.sh.
 # shellcheck shell=bash disable=SC2154
 
-# Sets `storage` (flags that buildah and podman share) and exports BAM_PODMAN for the Python tests.
+# Sets `storage` (flags that buildah and podman share) and exports BAM_PODMAN for the Python tests. The runroot, which podman
+# wants to be shorter than 50 characters, is named after the root.
 init_storage() {
-  local root=$1/storage driver=vfs
+  local root=$1/storage driver=vfs run
+  run=/run/bam-images-$(cksum <<<"$root" | cut -d ' ' -f 1)
   mkdir -p "$root"
   # vfs copies every layer, but works everywhere; overlay cannot lie on an overlay.
   if grep -qw overlay /proc/filesystems && [[ $(stat -f -c %T "$root") != overlayfs ]]; then driver=overlay; fi
-  storage=(--storage-driver "$driver" --root "$root/$driver" --runroot "$root/run-$driver")
+  storage=(--storage-driver "$driver" --root "$root/$driver" --runroot "$run")
   export BAM_PODMAN="podman ${storage[*]} --cgroup-manager cgroupfs --runtime runc"
+}
+
+# What killed runs left, and layers older than a week that no image stands on.
+tidy_storage() {
+  podman "${storage[@]}" rm --all --force >/dev/null
+  buildah "${storage[@]}" rm --all >/dev/null
+  podman "${storage[@]}" image prune --force --filter until=168h >/dev/null
 }
 
 have_image() { podman "${storage[@]}" image exists "$1"; }
@@ -51,19 +60,22 @@ make_base() {
     rm -rf "$folder"
     debootstrap --variant=minbase "$suite" "$folder" "$uri" && touch "$folder.complete" || return 1
   fi
-  slim_down "$folder"
-  inherit_apt "$folder"
-  commit_folder "$folder" "$name" && rm -rf "$folder" "$folder.complete"
+  slim_down "$folder" && inherit_apt "$folder" && commit_folder "$folder" "$name" || return 1
+  rm -rf "$folder" "$folder.complete"
 }
 
-# build_image FILE NAME [OPTION…]: the Dockerfile as it is; layers that did not change come from the last run. A Drogon that
-# scripts/setup.sh has built on this machine before is lent to the build, unless BAM_DOCKER_FRESH is set.
+# make_toolkit_image TOOLKIT NAME: a stand-in for NVIDIA's image, of which the Dockerfile takes this folder only.
+make_toolkit_image() {
+  local folder=$cache/toolkit
+  rm -rf "$folder"
+  mkdir -p "$folder/usr/local"
+  cp -a --reflink=auto "$(realpath "$1")" "$folder/usr/local/cuda-13.0" && commit_folder "$folder" "$2" || return 1
+  rm -rf "$folder"
+}
+
+# build_image FILE NAME [OPTION…]: the Dockerfile as it is, on this checkout; layers that did not change come from the last run.
 build_image() {
-  local file=$1 name=$2 drogon
-  local -a lent=()
+  local file=$1 name=$2
   shift 2
-  if [[ -z ${BAM_DOCKER_FRESH:-} ]] && drogon=$(find_drogon) && [[ $drogon == "$(cache_dir)"/* ]]; then
-    lent=(--volume "$drogon:/root/.cache/bam/${drogon##*/}:ro")
-  fi
-  buildah "${storage[@]}" bud --isolation chroot --pull-never --layers --format docker "${lent[@]}" -f "$file" -t "$name" "$@" .
+  buildah "${storage[@]}" bud --isolation chroot --pull-never --layers --format docker -f "$file" -t "$name" "$@" .
 }

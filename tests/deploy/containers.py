@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import unittest
+import urllib.parse
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "http"))
@@ -117,3 +118,31 @@ class Bam(Container):
 
     def complete(self, prompt="The grass is", **fields):
         return self.request("POST", "/v1/completions", {"prompt": prompt, "temperature": 0, **fields})
+
+
+class Prometheus(Container):
+    """Debian's Prometheus with the configuration prometheus.yml of a folder, which it sees as /etc/prometheus."""
+
+    def __init__(self, folder, options=()):
+        self.port = free_port()
+        super().__init__(os.environ["BAM_TOOLS_IMAGE"], "prometheus", "--config.file=/etc/prometheus/prometheus.yml",
+                         "--storage.tsdb.path=/prometheus", f"--web.listen-address=127.0.0.1:{self.port}",
+                         options=["-v", f"{folder}:/etc/prometheus:ro", *options])
+
+    def wait_ready(self):
+        wait_for(lambda: request(self.port, "GET", "/-/ready").status == 200, "Prometheus is ready", 60, self.logs)
+        return self
+
+    def api(self, path, **parameters):
+        """The `data` of a reply of its HTTP interface."""
+        query = "?" + urllib.parse.urlencode(parameters, doseq=True) if parameters else ""
+        reply = request(self.port, "GET", f"/api/v1/{path}{query}")
+        if reply.status != 200:
+            raise AssertionError(f"{path} {parameters}: {reply.status} {reply.body}")
+        return reply.json()["data"]
+
+    def query(self, expression):
+        return self.api("query", query=expression)["result"]
+
+    def check_config(self):
+        return podman("exec", self.id, "promtool", "check", "config", "/etc/prometheus/prometheus.yml")

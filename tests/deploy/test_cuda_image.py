@@ -17,10 +17,16 @@ class CudaImage(unittest.TestCase):
         self.assertEqual((config["User"], config["Entrypoint"], config["Cmd"]), ("10001:10001", ["bam"], ["serve"]))
         self.assertIn("NVIDIA_DRIVER_CAPABILITIES=compute,utility", config["Env"])
 
+    def run_in_image(self, program, *arguments):
+        return podman("run", "--rm", "--network", "none", *containers.LIMITS, "--entrypoint", program, IMAGE, *arguments).stdout
+
     def test_the_plugin_finds_its_libraries(self):
-        libraries = podman("run", "--rm", "--network", "none", *containers.LIMITS, "--entrypoint", "ldd", IMAGE,
-                           "/usr/local/lib/bam/libbam_cuda.so").stdout
+        libraries = self.run_in_image("ldd", "/usr/local/lib/bam/libbam_cuda.so")
         self.assertNotIn("not found", libraries)
+        # Opened by name when --cuda-gemm asks for it.
+        known = self.run_in_image("/sbin/ldconfig", "-p")
+        for name in ("libcublas.so.13", "libcublasLt.so.13"):
+            self.assertIn(f"{name} (libc6,x86-64) => /usr/local/lib/cuda/{name}", known)
         # The driver comes from the machine that runs the image, and must not be needed to start.
         self.assertNotIn("libcuda.so", libraries)
 
@@ -29,6 +35,8 @@ class CudaImage(unittest.TestCase):
         with Bam(environment={"BAM_DEVICE": "auto"}) as bam:
             bam.wait_ready()
             self.assertEqual(bam.complete(max_tokens=4).status, 200)
+            # The plugin itself says that, so it was found and loaded.
+            self.assertRegex(bam.logs(), r"--device auto: no NVIDIA (driver|GPU) .*; using the CPU")
 
     @unittest.skipIf(os.path.exists("/dev/nvidiactl"), "SKIPPED: there is a GPU")
     def test_asked_for_a_gpu_it_says_that_there_is_none(self):

@@ -3,21 +3,18 @@
 
 import json
 import math
-import os
 import pathlib
 import re
 import tempfile
 import threading
 import time
 import unittest
-import urllib.parse
 
 import containers
-from containers import ROOT, Bam, Container, free_port, podman, request, wait_for
+from containers import ROOT, Bam, Prometheus, request, wait_for
 from bamtest import Stream  # pylint: disable=wrong-import-order
 
 DOCKER = ROOT / "docker"
-TOOLS = os.environ.get("BAM_TOOLS_IMAGE", "")
 KEY = "scrape-key"
 
 
@@ -38,6 +35,7 @@ class Load:
         self.port = port
         self.stop = threading.Event()
         self.threads = [threading.Thread(target=self._loop, args=(i,), daemon=True) for i in range(3)]
+        self.threads.append(threading.Thread(target=self._long_streams, daemon=True))
 
     def __enter__(self):
         for thread in self.threads:
@@ -66,6 +64,15 @@ class Load:
             stream.close()                                                                # sometimes in the middle
             self.stop.wait(0.2)
 
+    def _long_streams(self):
+        """Somebody is always in the batch."""
+        body = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+        while not self.stop.is_set():
+            stream = Stream(self.port, "/v1/completions", body, {"Authorization": f"Bearer {KEY}"})
+            while not self.stop.is_set() and stream.next_event() is not None:
+                pass
+            stream.close()
+
 
 class Monitoring(unittest.TestCase):
     @classmethod
@@ -82,12 +89,7 @@ class Monitoring(unittest.TestCase):
         (root / "prometheus.yml").write_text(text, encoding="utf-8")
         (root / "rules.yml").write_text((DOCKER / "prometheus" / "rules.yml").read_text(encoding="utf-8"), encoding="utf-8")
         (root / "key").write_text(KEY, encoding="utf-8")
-        cls.port = free_port()
-        mounts = ["-v", f"{root}:/etc/prometheus:ro", "-v", f"{root}/key:/run/secrets/bam_api_key:ro"]
-        cls.prometheus = cls.enter(Container(
-            TOOLS, "prometheus", "--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/prometheus",
-            f"--web.listen-address=127.0.0.1:{cls.port}", options=mounts))
-        wait_for(lambda: request(cls.port, "GET", "/-/ready").status == 200, "Prometheus is ready", 60, cls.prometheus.logs)
+        cls.prometheus = cls.enter(Prometheus(root, ["-v", f"{root}/key:/run/secrets/bam_api_key:ro"])).wait_ready()
         cls.load = cls.enter(Load(cls.bam.port))
         time.sleep(25)
 
@@ -103,9 +105,10 @@ class Monitoring(unittest.TestCase):
         cls.folder.cleanup()
 
     def query(self, expression):
-        reply = request(self.port, "GET", "/api/v1/query?" + urllib.parse.urlencode({"query": expression}))
-        self.assertEqual(reply.status, 200, f"{expression}: {reply.body}")
-        return reply.json()["data"]["result"]
+        return self.prometheus.query(expression)
+
+    def rules(self):
+        return self.prometheus.api("rules")["groups"][0]["rules"]
 
     def test_the_target_is_up(self):
         self.assertEqual([sample["value"][1] for sample in self.query('up{job="bam"}')], ["1"])
@@ -130,7 +133,8 @@ class Monitoring(unittest.TestCase):
         self.assertEqual(missing, [])
 
     def test_what_the_load_must_have_moved(self):
-        for expression in ("sum(bam_prefix_cache_hits_total)", "sum(bam_generation_tokens_total)", "sum(bam_http_rejected_auth_total)",
+        for expression in ("max_over_time(bam_requests_running[20s])", "max_over_time(bam_http_streams[20s])",
+                           'max_over_time(bam_kv_pages{state="used"}[20s])', "sum(bam_prefix_cache_hits_total)", "sum(bam_generation_tokens_total)", "sum(bam_http_rejected_auth_total)",
                            'sum(bam_http_responses_total{status="400"})', 'sum(bam_attention_tiles_total{outcome="skipped"})'):
             self.assertGreater(float(self.query(expression)[0]["value"][1]), 0, expression)
 
@@ -143,12 +147,10 @@ class Monitoring(unittest.TestCase):
         self.assertEqual(unused - {"bam_kv_capacity_tokens"}, set())
 
     def test_rules_load_and_evaluate(self):
-        podman("exec", self.prometheus.id, "promtool", "check", "config", "/etc/prometheus/prometheus.yml")
-        rules = request(self.port, "GET", "/api/v1/rules").json()["data"]["groups"][0]["rules"]
-        self.assertGreaterEqual(len(rules), 5)
-        wait_for(lambda: all(rule["health"] == "ok" for rule in request(self.port, "GET", "/api/v1/rules").json()["data"]["groups"][0]["rules"]),
-                 "rules are evaluated", 30, self.prometheus.logs)
-        firing = [rule["name"] for rule in rules if rule["state"] == "firing"]
+        self.prometheus.check_config()
+        self.assertGreaterEqual(len(self.rules()), 5)
+        wait_for(lambda: all(rule["health"] == "ok" for rule in self.rules()), "rules are evaluated", 30, self.prometheus.logs)
+        firing = [rule["name"] for rule in self.rules() if rule["state"] == "firing"]
         self.assertEqual(firing, [])
 
 

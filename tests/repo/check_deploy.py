@@ -127,7 +127,7 @@ def of_kind(kind: str, name: str) -> dict:
 def check_manifests() -> list[str]:
     problems = []
     kustomization = yaml.safe_load(read("deploy/k8s/kustomization.yaml"))
-    listed = set(kustomization["resources"]) | {"kustomization.yaml", "prometheus-adapter-values.yaml"}
+    listed = set(kustomization["resources"]) | {"kustomization.yaml", "prometheus-adapter-values.yaml", "prometheus-scrape.yaml"}
     problems += [f"deploy/k8s/{p.name} is not in the kustomization" for p in (ROOT / "deploy/k8s").glob("*.yaml") if p.name not in listed]
     pod_labels = []
     for file, document in manifests():
