@@ -23,7 +23,7 @@ constexpr int kDecoded = 8, kStreamSteps = 64, kStreamWarmup = 8;
 
 class Peer {
  public:
-  Peer(const char* path, int context, int sequences, bool flash) {
+  Peer(const char* path, int context, int sequences, bool flash, bool shared_cache = false) {
     llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
     llama_backend_init();
     ggml_backend_load_all();
@@ -35,7 +35,7 @@ class Peer {
     params.n_ubatch = kMicroBatch;
     params.n_seq_max = static_cast<uint32_t>(sequences);
     params.n_threads = params.n_threads_batch = kThreads;
-    params.kv_unified = true;
+    params.kv_unified = shared_cache;  // one cache for all sequences; fill() needs it
     params.flash_attn_type = flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
     context_ = llama_init_from_model(model_, params);
     if (context_ == nullptr) throw std::runtime_error("cannot make a context");
@@ -110,7 +110,7 @@ void measure(const char* model, const std::string& mode, int n, bool flash) {
     const double seconds = peer.prompt(n, 0, 0);
     std::printf("prefill %d: %.1f tok/s (%.1f s)\n", n, n / seconds, seconds);
   } else if (mode == "depth" && n % kBlock == 0) {
-    Peer peer(model, n + kMicroBatch + kDecoded + 1, n / kBlock + 1, flash);
+    Peer peer(model, n + kMicroBatch + kDecoded + 1, n / kBlock + 1, flash, /*shared_cache=*/true);
     peer.fill(n);
     int position = n > 0 ? kBlock : 0;
     const double prefill = peer.prompt(kMicroBatch, position, 0);

@@ -34,7 +34,7 @@ CodepointNfa all_but(const std::vector<std::u32string>& names) {
         node = it->second;
       }
     }
-    nfa.nodes[node].accepting = true;  // for now: is a name
+    nfa.nodes[node].accepting = true;  // marks a name; turned round below
   }
   for (uint32_t node = 0; node < nfa.nodes.size(); ++node) {
     nfa.nodes[node].accepting = !nfa.nodes[node].accepting;
