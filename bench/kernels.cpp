@@ -16,7 +16,7 @@
 #include "bench/support/machine.h"
 #include "bench/support/onednn.h"
 #include "bench/support/runner.h"
-#include "engine/sampler.h"
+#include "engine/batch_sampler.h"
 #include "kernels/backend.h"
 
 namespace bam::bench {
@@ -289,28 +289,39 @@ void bench_attention(Backend& backend, nlohmann::json& results) {
 
 void bench_sampling(nlohmann::json& results) {
   constexpr int kRows = 64;
-  fmt::print("\nsampling {} rows of {} logits, one thread\n", kRows, kVocab);
-  std::vector<float> logits = random_floats(static_cast<size_t>(kRows * kVocab), 3.0f, 4);
+  ThreadPool threads(0);
+  fmt::print("\nsampling {} rows of {} logits, {} threads\n", kRows, kVocab, threads.num_threads());
+  const std::vector<float> flat = random_floats(static_cast<size_t>(kRows * kVocab), 1.0f, 4);
+  std::vector<float> trained = random_floats(static_cast<size_t>(kRows * kVocab), 3.0f, 4);
   // As a trained model's rows: a few tokens stand out.
   for (int r = 0; r < kRows; ++r) {
-    for (int i = 0; i < 20; ++i) logits[static_cast<size_t>(r * kVocab + 997 * i)] = 20.0f - static_cast<float>(i);
+    for (int i = 0; i < 20; ++i) trained[static_cast<size_t>(r * kVocab + 997 * i)] = 20.0f - static_cast<float>(i);
   }
-  const std::pair<const char*, SamplingParams> cases[] = {
-      {"greedy", {.temperature = 0}},
-      {"temperature 1", {.temperature = 1}},
-      {"top-k 40, top-p 0.95", {.temperature = 0.8f, .top_p = 0.95f, .top_k = 40}},
-      {"top-p 0.9, min-p 0.05", {.temperature = 1, .top_p = 0.9f, .min_p = 0.05f}},
-      {"greedy, 5 logprobs", {.temperature = 0, .num_logprobs = 5}},
+  struct Case {
+    const char* name;
+    const std::vector<float>& logits;
+    SamplingParams params;
   };
-  Sampler sampler(kVocab, {2});
-  for (const auto& [name, params] : cases) {
-    SamplerState state(params, 7, 0, kVocab, {}, nullptr);
-    const double seconds = seconds_per_call([&] {
-      for (int r = 0; r < kRows; ++r)
-        sampler.sample(std::span(logits).subspan(static_cast<size_t>(r * kVocab), kVocab), state);
-    });
-    fmt::print("{:<24} {:>8.3f} ms  {:>7.1f} us per row\n", name, 1e3 * seconds, 1e6 * seconds / kRows);
-    results.push_back({{"what", "sampling"}, {"params", name}, {"seconds", seconds}, {"rows", kRows}});
+  const Case cases[] = {
+      {"greedy", trained, {.temperature = 0}},
+      {"temperature 1", trained, {.temperature = 1}},
+      {"top-k 40, top-p 0.95", trained, {.temperature = 0.8f, .top_p = 0.95f, .top_k = 40}},
+      {"top-p 0.9, min-p 0.05", trained, {.temperature = 1, .top_p = 0.9f, .min_p = 0.05f}},
+      {"top-p 0.9, flat rows", flat, {.temperature = 1, .top_p = 0.9f}},
+      {"greedy, 5 logprobs", trained, {.temperature = 0, .num_logprobs = 5}},
+  };
+  BatchSampler sampler(kVocab, {2}, &threads);
+  for (const Case& c : cases) {
+    std::vector<SamplerState> states;
+    std::vector<BatchSampler::Row> rows;
+    states.reserve(kRows);
+    for (int r = 0; r < kRows; ++r) {
+      states.emplace_back(c.params, 7 + r, 0, kVocab, std::span<const int32_t>(), nullptr);
+      rows.push_back({std::span(c.logits).subspan(static_cast<size_t>(r * kVocab), kVocab), &states.back(), {}});
+    }
+    const double seconds = seconds_per_call([&] { sampler.sample(rows); });
+    fmt::print("{:<24} {:>8.3f} ms  {:>7.1f} us per row\n", c.name, 1e3 * seconds, 1e6 * seconds / kRows);
+    results.push_back({{"what", "sampling"}, {"params", c.name}, {"seconds", seconds}, {"rows", kRows}});
   }
 }
 

@@ -27,6 +27,9 @@ uint64_t numerics_fingerprint(const BamModel& model) {
   return h ^ (static_cast<uint64_t>(options.weight_dtype) << 1) ^ (options.attention.certified ? 1 : 0);
 }
 
+// Room for an answer of this length is taken at once, not while it is written.
+constexpr int64_t kReservedTokens = 4096;
+
 uint64_t random_key() {
   std::random_device device;
   return (uint64_t{device()} << 32) | device();
@@ -44,7 +47,8 @@ EngineCore::EngineCore(BamModel& model, const KvPlan& plan, uint64_t tokenizer_f
       cost_(plan.config.step_target_ms),
       scheduler_(limits_of(plan.config, model), kv_, cost_),
       runner_(model, plan),
-      sampler_(static_cast<int32_t>(model.config().vocab_size), model.config().eos_token_ids),
+      sampler_(static_cast<int32_t>(model.config().vocab_size), model.config().eos_token_ids,
+               model.backend().threads()),
       snapshots_(plan.config.kv_dir, {model.fingerprint(), tokenizer_fingerprint, numerics_fingerprint(model)}, kv_,
                  model.backend(), runner_.kv()),
       on_done_(std::move(on_done)),
@@ -54,7 +58,7 @@ EngineCore::EngineCore(BamModel& model, const KvPlan& plan, uint64_t tokenizer_f
     const auto& c = static_cast<const Choice&>(sequence);
     // The first token of every choice comes from one row: the host draws them all.
     const bool forks = c.request->request.n > 1 && !c.request->prompt_done;
-    return !forks && sampler_.plan_draw(c.sampler, batch);
+    return !forks && sampler_.one().plan_draw(c.sampler, batch);
   };
 }
 
@@ -78,6 +82,7 @@ void EngineCore::add(Request request, std::shared_ptr<EventSink> sink, Clock::ti
   c.tokens = r.request.prompt;
   c.num_prompt = static_cast<int64_t>(c.tokens.size());
   c.max_len = std::min(c.num_prompt + r.request.sampling.max_tokens, config_.max_model_len);
+  c.tokens.reserve(static_cast<size_t>(std::min(c.max_len, c.num_prompt + kReservedTokens)));
   c.blocks.salt = r.request.cache_salt;
   if (r.request.sampling.num_prompt_logprobs >= 0 && c.num_prompt > 1) c.logits_from = 0;
   ++num_queued_;
@@ -127,6 +132,7 @@ void EngineCore::step() {
   if (plan.empty()) return;  // all that is left to run was preempted just now
   try {
     runner_.run(plan, append_draw_);
+    sample_next(plan);
   } catch (const std::exception& e) {
     fail_step(plan, e.what());
     return;
@@ -165,6 +171,29 @@ void EngineCore::note_admitted(const SchedulePlan& plan, Clock::time_point now) 
   }
 }
 
+void EngineCore::sample_next(const SchedulePlan& plan) {
+  samples_.assign(plan.rows.size(), std::nullopt);
+  host_rows_.clear();
+  const auto samples = [](const ScheduledRows& rows) {
+    const Sequence& s = *rows.sequence;
+    return s.num_computed + rows.num_rows == s.num_known() && s.num_known() < s.max_len;
+  };
+  for (size_t i = 0; i < plan.rows.size(); ++i) {
+    if (!samples(plan.rows[i])) continue;
+    if (const std::optional<int32_t> drawn = runner_.drawn(i)) {
+      samples_[i] = Sampler::from_draw(*drawn);
+      continue;
+    }
+    Choice& c = *static_cast<Choice*>(plan.rows[i].sequence);
+    samples_[i].emplace();
+    host_rows_.push_back({runner_.logits(i, c.num_known() - 1), &c.sampler, {}});
+  }
+  sampler_.sample(host_rows_);
+  for (size_t i = 0, row = 0; i < plan.rows.size(); ++i) {
+    if (samples_[i] && !runner_.drawn(i)) samples_[i] = std::move(host_rows_[row++].sample);
+  }
+}
+
 void EngineCore::advance(size_t entry, const ScheduledRows& rows, Clock::time_point now) {
   Choice& c = *static_cast<Choice*>(rows.sequence);
   ActiveRequest& r = *c.request;
@@ -173,12 +202,10 @@ void EngineCore::advance(size_t entry, const ScheduledRows& rows, Clock::time_po
   if (c.wants_prompt_logits() && !send_prompt_logprobs(entry, c)) {
     return fail_request(r, "the model produced NaN logits");
   }
-  // Sampling comes before publishing: pages of a failed request must not reach the cache.
-  std::optional<Sample> sample;
+  // Before publishing: pages of a failed request must not reach the cache.
+  std::optional<Sample>& sample = samples_[entry];
   const bool caught_up = c.num_uncomputed() == 0;
-  if (caught_up && c.num_known() < c.max_len) {
-    const std::optional<int32_t> drawn = runner_.drawn(entry);
-    sample = drawn ? Sampler::from_draw(*drawn) : sampler_.sample(runner_.logits(entry, c.num_computed - 1), c.sampler);
+  if (sample) {
     if (const char* error = sample_error(*sample)) return fail_request(r, error);
   }
   const int64_t freed = kv_.commit(c.blocks, c.tokens, c.num_computed);
@@ -196,7 +223,7 @@ void EngineCore::advance(size_t entry, const ScheduledRows& rows, Clock::time_po
   }
   take_token(c, std::move(*sample), now);
   for (size_t i = 1; first && i < r.choices.size(); ++i) {
-    Sample other = sampler_.sample(runner_.logits(entry, c.num_computed - 1), r.choices[i]->sampler);
+    Sample other = sampler_.one().sample(runner_.logits(entry, c.num_computed - 1), r.choices[i]->sampler);
     if (const char* error = sample_error(other)) return fail_request(r, error);
     take_token(*r.choices[i], std::move(other), now);
   }
@@ -219,7 +246,7 @@ bool EngineCore::send_prompt_logprobs(size_t entry, Choice& c) {
   for (int64_t position = std::max(c.logits_from, rows.first_pos); position < end; ++position) {
     const int32_t next = c.tokens[static_cast<size_t>(position + 1)];
     auto logprobs =
-        sampler_.logprobs(runner_.logits(entry, position), next, c.request->request.sampling.num_prompt_logprobs);
+        sampler_.one().logprobs(runner_.logits(entry, position), next, c.request->request.sampling.num_prompt_logprobs);
     if (!logprobs) return false;
     event.logprobs.push_back(std::move(*logprobs));
   }
@@ -352,7 +379,8 @@ void EngineCore::deliver() {
     ActiveRequest& r = *touched_[i];
     // A client may use the id again as soon as it hears of the end.
     if (r.done()) on_done_(r.request.id);
-    const bool listening = r.events.empty() || r.sink->on_events(std::exchange(r.events, {}));
+    const bool listening = r.events.empty() || r.sink->on_events(std::move(r.events));
+    r.events.clear();  // a sink that took nothing leaves its room for the next step
     if (!listening && !r.done()) {
       finish_request(r, FinishReason::kCancelled, "nobody is listening");
       r.events.clear();

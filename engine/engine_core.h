@@ -10,11 +10,11 @@
 
 #include "base/error.h"
 #include "engine/active_request.h"
+#include "engine/batch_sampler.h"
 #include "engine/capacity.h"
 #include "engine/cost_model.h"
 #include "engine/model_runner.h"
 #include "engine/queue_forecast.h"
-#include "engine/sampler.h"
 #include "engine/scheduler.h"
 #include "engine/snapshot.h"
 #include "engine/stats.h"
@@ -66,6 +66,8 @@ class EngineCore {
   Choice& add_choice(ActiveRequest& request);
   void touch(ActiveRequest& request);
   void note_admitted(const SchedulePlan& plan, Clock::time_point now);
+  // Draws the next tokens of all sequences that have caught up: samples_.
+  void sample_next(const SchedulePlan& plan);
   void advance(size_t entry, const ScheduledRows& rows, Clock::time_point now);
   bool send_prompt_logprobs(size_t entry, Choice& choice);
   void send_progress(Choice& choice, Clock::time_point now);
@@ -98,8 +100,10 @@ class EngineCore {
   CostModel cost_;
   Scheduler scheduler_;
   ModelRunner runner_;
-  Sampler sampler_;
+  BatchSampler sampler_;
   ModelRunner::AppendDraw append_draw_;  // empty: the host samples
+  std::vector<BatchSampler::Row> host_rows_;
+  std::vector<std::optional<Sample>> samples_;  // [plan entries] nothing: more rows to compute, or no room for a token
   SnapshotStore snapshots_;
   std::unordered_map<std::string, std::unique_ptr<ActiveRequest>> requests_;
   std::vector<ActiveRequest*> touched_;  // have events to deliver or are done

@@ -25,6 +25,21 @@ void weight_blocks(std::span<const float> row, float max, float scale, std::span
 // Sets weights below `threshold` to zero and sums up what is left per block, exactly.
 void mask_below(std::span<float> probs, float threshold, std::span<double> sums);
 
+struct TokenValue {
+  float value;
+  int32_t id;
+};
+// Writes to `out` what lies in [low, high) of values[begin, end), by id; returns how many. `out` has room for
+// end - begin + 1 of them.
+size_t gather_between(std::span<const float> values, size_t begin, size_t end, float low, float high, TokenValue* out);
+
+// How many weights are at least `threshold` (> 0), and their sum, exactly.
+struct WeightsAbove {
+  int64_t count = 0;
+  double mass = 0;
+};
+WeightsAbove weights_above(std::span<const float> probs, float threshold);
+
 // How many values are greater than `value`.
 int64_t count_greater(std::span<const float> row, float value);
 

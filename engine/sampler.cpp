@@ -6,7 +6,6 @@
 #include <limits>
 #include <numeric>
 
-#include "engine/logits_math.h"
 #include "engine/philox.h"
 
 namespace bam {
@@ -15,18 +14,7 @@ namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr float kGreedyTemperature = 1e-5f;
-
-// Bins of relative probabilities in (0, 1]: 32 per factor of two, the last one takes everything below 2^-32.
-constexpr size_t kNumBins = 1024;
-constexpr uint32_t kOneBits = 0x3f800000, kBinShift = 18;
-
-size_t bin_of(float p) { return std::min<size_t>((kOneBits - std::bit_cast<uint32_t>(p)) >> kBinShift, kNumBins - 1); }
-
-// Every value of bin b is at least this.
-float bin_floor(size_t bin) {
-  if (bin + 1 >= kNumBins) return std::numeric_limits<float>::min();
-  return std::bit_cast<float>(kOneBits - ((static_cast<uint32_t>(bin) + 1) << kBinShift) + 1);
-}
+constexpr int64_t kReservedSeen = 4096;
 
 bool uses_penalties(const SamplingParams& p) {
   return p.repetition_penalty != 1.0f || p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f;
@@ -48,6 +36,7 @@ SamplerState::SamplerState(const SamplingParams& params, uint64_t seed, int32_t 
   distinct_biases_ = std::ranges::adjacent_find(biased) == biased.end();
   if (!uses_penalties(params)) return;
   output_counts_.assign(static_cast<size_t>(vocab_size), -1);
+  seen_.reserve(static_cast<size_t>(std::min<int64_t>(vocab_size, kReservedSeen)));
   if (params.repetition_penalty == 1.0f) return;  // the prompt matters to nothing else
   for (const int32_t token : prompt) {
     int32_t& count = output_counts_[static_cast<size_t>(token)];
@@ -76,8 +65,6 @@ Sampler::Sampler(int32_t vocab_size, std::vector<int32_t> eos_token_ids)
   maxima_.resize(num_logit_blocks(vocab));
   order_.resize(maxima_.size());
   sums_.resize(maxima_.size());
-  bin_mass_.resize(kNumBins);
-  bin_count_.resize(kNumBins);
   buffer_.resize(vocab + 1);
   allowed_.resize((vocab + 31) / 32);
 }
@@ -167,10 +154,14 @@ double Sampler::next_uniform(const SamplerState& state) {
 
 int32_t Sampler::draw(std::span<const float> row, const SamplerState& state) {
   const SamplingParams& p = state.params_;
+  const double uniform = next_uniform(state);
+  if (keep_top_logits(row, p)) {
+    narrow_top(p);
+    return draw_from_candidates(uniform);
+  }
   weight_blocks(row, std::ranges::max(maxima_), 1.0f / p.temperature, probs_, sums_);
   const double total = std::accumulate(sums_.begin(), sums_.end(), 0.0);
-  const double uniform = next_uniform(state);
-  const bool restricted = (p.top_k > 0 && p.top_k < vocab_size_) || p.top_p < 1.0f || p.min_p > 0.0f;
+  const bool restricted = uses_top_k(p) || p.top_p < 1.0f || p.min_p > 0.0f;
   if (!restricted) return draw_from_blocks(uniform * total);
   if (restrict_candidates(p, total)) return draw_from_candidates(uniform);
   restrict_flat(p, total);
@@ -210,14 +201,12 @@ bool Sampler::restrict_candidates(const SamplingParams& p, double total) {
   constexpr float kLikely = 0.0025f;  // e^-6: covers the mass of an ordinary trained model's row
   constexpr size_t kMaxSort = 2048;
   block_maxima(probs_, maxima_);
-  if (p.top_k > 0 && p.top_k < vocab_size_) {
+  if (uses_top_k(p)) {
     keep_top(static_cast<size_t>(p.top_k), probs_);
-    if (p.top_p < 1.0f) {
-      double kept = 0;
-      for (const Candidate& c : candidates_) kept += static_cast<double>(c.value);
-      keep_mass(static_cast<double>(p.top_p) * kept);
-    }
-  } else if (p.top_p < 1.0f) {
+    narrow_top(p);
+    return true;
+  }
+  if (p.top_p < 1.0f) {
     gather(probs_, kLikely, 2.0f, kMaxSort);
     if (candidates_.size() > kMaxSort) return false;
     double likely = 0;
@@ -228,9 +217,22 @@ bool Sampler::restrict_candidates(const SamplingParams& p, double total) {
   } else {
     gather(probs_, p.min_p, 2.0f, buffer_.size());
   }
-  const auto unlikely = std::ranges::remove_if(candidates_, [&](const Candidate& c) { return c.value < p.min_p; });
-  candidates_ = candidates_.first(candidates_.size() - unlikely.size());
+  drop_below(p.min_p);
   return true;
+}
+
+void Sampler::narrow_top(const SamplingParams& p) {
+  if (p.top_p < 1.0f) {
+    double kept = 0;
+    for (const Candidate& c : candidates_) kept += static_cast<double>(c.value);
+    keep_mass(static_cast<double>(p.top_p) * kept);
+  }
+  drop_below(p.min_p);
+}
+
+void Sampler::drop_below(float min_p) {
+  const auto unlikely = std::ranges::remove_if(candidates_, [&](const Candidate& c) { return c.value < min_p; });
+  candidates_ = candidates_.first(candidates_.size() - unlikely.size());
 }
 
 void Sampler::restrict_flat(const SamplingParams& p, double total) {
@@ -255,54 +257,68 @@ void Sampler::gather(std::span<const float> values, float low, float high, size_
   size_t count = 0;
   for (size_t block = 0; block < maxima_.size() && count <= limit; ++block) {
     if (maxima_[block] < low) continue;
-    const size_t end = std::min(values.size(), (block + 1) * kLogitBlock);
-    for (size_t i = block * kLogitBlock; i < end; ++i) {
-      // Written always, kept sometimes: a branch here would be mispredicted all the time.
-      buffer_[count] = {values[i], static_cast<int32_t>(i)};
-      count += static_cast<size_t>(values[i] >= low) & static_cast<size_t>(values[i] < high);
-    }
+    count += gather_between(values, block * kLogitBlock, (block + 1) * kLogitBlock, low, high, &buffer_[count]);
   }
   candidates_ = std::span(buffer_).first(count);
 }
 
-// The `count` best of `values`, whose block maxima are in maxima_; in no particular order.
-void Sampler::keep_top(size_t count, std::span<const float> values) {
-  // The count-th best block maximum is a value that at least `count` tokens reach.
-  const bool of_probs = values.data() == probs_.data();
-  float threshold = kMinusInfinity;
-  if (count <= maxima_.size()) {
-    std::ranges::copy(maxima_, order_.begin());
-    const auto nth = order_.begin() + static_cast<std::ptrdiff_t>(count - 1);
-    std::nth_element(order_.begin(), nth, order_.end(), std::greater<>());
-    threshold = *nth;
-  } else if (of_probs) {
-    threshold = find_bin(count, std::numeric_limits<double>::infinity()).floor;
-  }
-  // A token of probability zero is no candidate, however few there are.
-  if (of_probs) threshold = std::max(threshold, std::numeric_limits<float>::min());
-  gather(values, threshold, std::numeric_limits<float>::infinity(), buffer_.size());
+float Sampler::nth_block_maximum(size_t count) {
+  std::ranges::copy(maxima_, order_.begin());
+  const auto nth = order_.begin() + static_cast<std::ptrdiff_t>(count - 1);
+  std::nth_element(order_.begin(), nth, order_.end(), std::greater<>());
+  return *nth;
+}
+
+bool Sampler::keep_top_logits(std::span<const float> row, const SamplingParams& p) {
+  if (!uses_top_k(p) || static_cast<size_t>(p.top_k) > maxima_.size()) return false;
+  const size_t count = static_cast<size_t>(p.top_k);
+  const float max = std::ranges::max(maxima_), scale = 1.0f / p.temperature;
+  const float reached = nth_block_maximum(count);
+  // Far below the best token the grid of weights makes equals of different logits.
+  constexpr float kFineWeights = 0x1p-20f;
+  if (!(draw_weight(reached, max, scale) >= kFineWeights)) return false;
+  // Whatever lies this much lower weighs 1.5 % less than `reached`: no rounding brings it among the best.
+  gather(row, reached - p.temperature / 64, std::numeric_limits<float>::infinity(), buffer_.size());
+  for (Candidate& c : candidates_) c.value = draw_weight(c.value, max, scale);
+  keep_best(count);
+  return true;
+}
+
+void Sampler::keep_best(size_t count) {
   if (candidates_.size() <= count) return;
   const auto nth = candidates_.begin() + static_cast<std::ptrdiff_t>(count);
   std::nth_element(candidates_.begin(), nth, candidates_.end(), better<Candidate>);
   candidates_ = candidates_.first(count);
 }
 
-Sampler::Bin Sampler::find_bin(size_t count, double mass) {
-  std::ranges::fill(bin_mass_, 0.0);
-  std::ranges::fill(bin_count_, 0u);
-  for (const float p : probs_) {
-    const size_t bin = bin_of(p);
-    bin_mass_[bin] += static_cast<double>(p);
-    ++bin_count_[bin];
+// The `count` best of `values`, whose block maxima are in maxima_; in no particular order.
+void Sampler::keep_top(size_t count, std::span<const float> values) {
+  const bool of_probs = values.data() == probs_.data();
+  float threshold = kMinusInfinity;
+  if (count <= maxima_.size()) {
+    threshold = nth_block_maximum(count);
+  } else if (of_probs) {
+    threshold = find_bin(count, std::numeric_limits<double>::infinity()).floor;
   }
-  double mass_above = 0;
-  size_t count_above = 0, bin = 0;
-  for (; bin + 1 < kNumBins; ++bin) {
-    if (count_above + bin_count_[bin] >= count || mass_above + bin_mass_[bin] >= mass) break;
-    mass_above += bin_mass_[bin];
-    count_above += bin_count_[bin];
+  // A token of probability zero is no candidate, however few there are.
+  if (of_probs) threshold = std::max(threshold, std::numeric_limits<float>::min());
+  gather(values, threshold, std::numeric_limits<float>::infinity(), buffer_.size());
+  keep_best(count);
+}
+
+Sampler::Bin Sampler::find_bin(size_t count, double mass) const {
+  constexpr int64_t kFewEnough = 512;
+  // Bits of positive floats are in the order of their values: halve the range until few weights are left in it.
+  uint32_t floor = std::bit_cast<uint32_t>(0x1p-34f), ceiling = std::bit_cast<uint32_t>(2.0f);
+  WeightsAbove above_floor{.count = vocab_size_}, above_ceiling;
+  while (above_floor.count - above_ceiling.count > kFewEnough && ceiling - floor > 1) {
+    const uint32_t middle = floor + (ceiling - floor) / 2;
+    const WeightsAbove above = weights_above(probs_, std::bit_cast<float>(middle));
+    const bool reached = static_cast<size_t>(above.count) >= count || above.mass >= mass;
+    (reached ? floor : ceiling) = middle;
+    (reached ? above_floor : above_ceiling) = above;
   }
-  return {bin_floor(bin), bin == 0 ? 2.0f : bin_floor(bin - 1), mass_above};
+  return {std::bit_cast<float>(floor), std::bit_cast<float>(ceiling), above_ceiling.mass};
 }
 
 // The fewest best candidates with at least this mass, best first.

@@ -6,8 +6,8 @@
 // Ties are broken by the lower token id everywhere, and the draw walks the tokens that are left by id. Weights are
 // rounded so that their sums are exact (kernels/draw.h): a device that sums in another order draws the same token.
 // Log-probabilities are those of the model itself: log-softmax of the raw logits, before penalties, bias, masks and
-// temperature. All of it depends on the row, the request and the sequence's own history only. Used by the engine thread
-// only.
+// temperature. All of it depends on the row, the request and the sequence's own history only. One thread at a time uses
+// a Sampler; see BatchSampler for more.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/logits_math.h"
 #include "engine/request.h"
 #include "kernels/draw.h"
 
@@ -75,12 +76,10 @@ class Sampler {
   std::optional<TokenLogprobs> logprobs(std::span<const float> logits, int32_t token, int32_t num_top);
 
  private:
-  struct Candidate {
-    float value;
-    int32_t id;
-  };
+  using Candidate = TokenValue;
 
   bool modifies(const SamplerState& state) const;
+  bool uses_top_k(const SamplingParams& p) const { return p.top_k > 0 && p.top_k < vocab_size_; }
   void apply_penalties(const SamplerState& state);
   bool apply_masks(SamplerState& state);
   int32_t argmax(std::span<const float> row) const;
@@ -93,13 +92,21 @@ class Sampler {
   // top-p and min-p for rows with very many likely tokens: zeroes the others in probs_ and renews sums_.
   void restrict_flat(const SamplingParams& params, double total);
   void keep_top(size_t count, std::span<const float> values);
+  // top-k from the logits: only the candidates' weights are computed, not the row's. False: the row needs the long way.
+  bool keep_top_logits(std::span<const float> row, const SamplingParams& params);
+  // A value that at least `count` tokens reach.
+  float nth_block_maximum(size_t count);
+  void keep_best(size_t count);
+  // top-p and min-p of what top-k left.
+  void narrow_top(const SamplingParams& params);
+  void drop_below(float min_p);
   void keep_mass(double mass);
   struct Bin {
     float floor, ceiling;  // its values are in [floor, ceiling)
     double mass_above;     // of the values from ceiling up
   };
-  // The bin of probs_ in which the tokens, best first, reach `count` or `mass`.
-  Bin find_bin(size_t count, double mass);
+  // A narrow bin of probs_ in which the tokens, best first, reach `count` or `mass`.
+  Bin find_bin(size_t count, double mass) const;
   // candidates_ = everything in `values` within [low, high), by id; at most limit + 1 of them.
   void gather(std::span<const float> values, float low, float high, size_t limit);
   TokenLogprobs make_logprobs(std::span<const float> row, int32_t token, int32_t num_top);
@@ -107,13 +114,11 @@ class Sampler {
   int32_t vocab_size_;
   std::vector<int32_t> eos_token_ids_;
   // Scratch, sized once.
-  std::vector<float> work_;    // [vocab] modified logits
-  std::vector<float> probs_;   // [vocab] relative to the best token
-  std::vector<float> maxima_;  // [blocks] of the values being looked at
-  std::vector<float> order_;   // [blocks]
-  std::vector<double> sums_;   // [blocks] of probs_
-  std::vector<double> bin_mass_;
-  std::vector<uint32_t> bin_count_;
+  std::vector<float> work_;          // [vocab] modified logits
+  std::vector<float> probs_;         // [vocab] relative to the best token
+  std::vector<float> maxima_;        // [blocks] of the values being looked at
+  std::vector<float> order_;         // [blocks]
+  std::vector<double> sums_;         // [blocks] of probs_
   std::vector<Candidate> buffer_;    // [vocab + 1]
   std::span<Candidate> candidates_;  // the front of buffer_
   std::vector<uint32_t> allowed_;    // [(vocab + 31) / 32]

@@ -20,6 +20,8 @@
 
 namespace bam {
 
+class ThreadPool;
+
 // A host matrix [rows, cols], row-major, possibly unaligned, in kF32, kF16 or kBF16.
 struct HostMatrix {
   const std::byte* data = nullptr;
@@ -104,6 +106,8 @@ class Backend {
 
   virtual std::string description() const = 0;
   virtual int num_threads() const = 0;  // host threads it computes with
+  // These threads, for work of the caller's own between operations; null: there are none to lend.
+  virtual ThreadPool* threads() { return nullptr; }
   virtual size_t operand_bytes() const = 0;
   // Bytes that a KV cache could take now without hurting the machine.
   virtual size_t free_memory_bytes() const = 0;
