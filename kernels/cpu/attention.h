@@ -100,14 +100,17 @@ inline int64_t num_segments(int64_t diagonal_tile) {
   return diagonal_tile < 2 ? 0 : (diagonal_tile - 2) / kSegmentTiles + 1;
 }
 
-// ---- writing (portable code, the same on every instruction set) ----
+// ---- writing, the same bits on every instruction set ----
 
-// Stores keys and values of `count` consecutive positions inside one tile, slots [slot, slot + count).
-// k, v: [count] rows with stride ld, head_dim values each.
-void store_tile_rows(const KvLayout& layout, std::byte* tile, int slot, int count, const float* k, const float* v,
-                     int64_t ld);
-// Box, radius and largest norm of a full tile, from what is stored.
-void finish_tile_stats(const KvLayout& layout, std::byte* tile);
+struct KvStoreKernels {
+  // Stores keys and values of `count` consecutive positions inside one tile, slots [slot, slot + count).
+  // k, v: [count] rows with stride ld, head_dim values each.
+  void (*store_tile_rows)(const KvLayout& layout, std::byte* tile, int slot, int count, const float* k, const float* v,
+                          int64_t ld);
+  // Box, radius and largest norm of a full tile, from what is stored.
+  void (*finish_tile_stats)(const KvLayout& layout, std::byte* tile);
+};
+KvStoreKernels kv_store_kernels();
 // Joins the boxes of 16 finished tiles into the super box of the last.
 void finish_super_stats(const KvLayout& layout, const std::byte* const* tiles, std::byte* last);
 

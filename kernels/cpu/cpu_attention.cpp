@@ -1,6 +1,7 @@
 // The attention side of the CPU backend: tables, writing K and V, and cutting a step's queries into tasks.
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "base/check.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -108,62 +109,76 @@ void CpuBackend::ensure_workers(int padded_dim) {
   for (int w = 0; w < pool_.num_threads(); ++w) workers_.push_back(std::make_unique<Worker>(padded_dim, arena_));
 }
 
+void CpuBackend::write_tile(const CpuAttention& layer, const KvCacheView& kv, const WrittenTile& written, int head,
+                            float* qkv) {
+  const AttentionSpec& spec = layer.spec;
+  const SequenceRows& seq = *written.sequence;
+  const int64_t ld = int64_t{spec.num_heads + 2 * spec.num_kv_heads} * spec.head_dim;
+  const int64_t k_begin = int64_t{spec.num_heads + head} * spec.head_dim;
+  const int64_t v_begin = k_begin + int64_t{spec.num_kv_heads} * spec.head_dim;
+  const int64_t begin = std::max(seq.start_pos, written.tile * kTileKeys);
+  const int64_t end = std::min(seq.start_pos + seq.num_rows, (written.tile + 1) * kTileKeys);
+  float* row = qkv + (seq.row_begin + begin - seq.start_pos) * ld;
+  if (layer.rope != nullptr) {
+    const int group = spec.num_heads / spec.num_kv_heads;
+    for (int64_t p = begin; p < end; ++p) {
+      float* at = row + (p - begin) * ld;
+      for (int h = head * group; h < (head + 1) * group; ++h) layer.rope->rotate(p, at + int64_t{h} * spec.head_dim);
+      layer.rope->rotate(p, at + k_begin);
+    }
+  }
+  const int32_t* pages = seq.block_table + (spec.first_group + head) * seq.table_stride;
+  BAM_CHECK(pages[written.tile / kv.layout.tiles_per_page()] != kNoPage);
+  std::byte* tile = tile_at(kv.layout, kv.base, pages, written.tile);
+  kv_store_.store_tile_rows(kv.layout, tile, static_cast<int>(begin % kTileKeys), static_cast<int>(end - begin),
+                            row + k_begin, row + v_begin, ld);
+  if (end % kTileKeys == 0) kv_store_.finish_tile_stats(kv.layout, tile);
+}
+
+void CpuBackend::chain_stats(const CpuAttention& layer, const KvCacheView& kv, const SequenceRows& seq, int head) {
+  const KvLayout& layout = kv.layout;
+  const int32_t* pages = seq.block_table + (layer.spec.first_group + head) * seq.table_stride;
+  const int64_t full_end = (seq.start_pos + seq.num_rows) / kTileKeys;
+  const auto stats_of = [&](int64_t t) {
+    return reinterpret_cast<KeyStats*>(tile_at(layout, kv.base, pages, t) + layout.stats_offset);
+  };
+  for (int64_t t = seq.start_pos / kTileKeys; t < full_end; ++t) {
+    KeyStats* stats = stats_of(t);
+    if (t > 0) {
+      const float before = stats_of(t - 1)->max_norm_prefix;
+      if (!(before <= stats->max_norm_prefix)) stats->max_norm_prefix = before;
+    }
+    if (!layer.use_super[static_cast<size_t>(head)] || t % kSuperTiles != kSuperTiles - 1) continue;
+    const std::byte* tiles16[kSuperTiles];
+    for (int i = 0; i < kSuperTiles; ++i) tiles16[i] = tile_at(layout, kv.base, pages, t - kSuperTiles + 1 + i);
+    finish_super_stats(layout, tiles16, tile_at(layout, kv.base, pages, t));
+  }
+}
+
 void CpuBackend::write_kv(const AttentionLayer& attention_layer, const KvCacheView& kv,
                           std::span<const SequenceRows> sequences, void* qkv_data) {
   const auto& layer = static_cast<const CpuAttention&>(attention_layer);
-  const AttentionSpec& spec = layer.spec;
-  const KvLayout& layout = kv.layout;
-  const int64_t ld = int64_t{spec.num_heads + 2 * spec.num_kv_heads} * spec.head_dim;
-  const int64_t k_begin = int64_t{spec.num_heads} * spec.head_dim;
-  const int64_t v_begin = k_begin + int64_t{spec.num_kv_heads} * spec.head_dim;
   float* qkv = static_cast<float*>(qkv_data);
+  written_.clear();
+  completing_.clear();
   for (const SequenceRows& seq : sequences) {
-    const int64_t first_tile = seq.start_pos / kTileKeys;
-    const int64_t last_tile = (seq.start_pos + seq.num_rows - 1) / kTileKeys;
-    const int64_t tiles = last_tile - first_tile + 1;
-    pool_.parallel_for(tiles * spec.num_kv_heads, [&](int64_t item, int) {
-      const int head = static_cast<int>(item % spec.num_kv_heads);
-      const int64_t tile_index = first_tile + item / spec.num_kv_heads;
-      const int64_t begin = std::max(seq.start_pos, tile_index * kTileKeys);
-      const int64_t end = std::min(seq.start_pos + seq.num_rows, (tile_index + 1) * kTileKeys);
-      float* row = qkv + (seq.row_begin + begin - seq.start_pos) * ld;
-      if (layer.rope != nullptr) {
-        const int group = spec.num_heads / spec.num_kv_heads;
-        for (int64_t p = begin; p < end; ++p) {
-          float* at = row + (p - begin) * ld;
-          for (int h = head * group; h < (head + 1) * group; ++h)
-            layer.rope->rotate(p, at + int64_t{h} * spec.head_dim);
-          layer.rope->rotate(p, at + k_begin + int64_t{head} * spec.head_dim);
-        }
-      }
-      const int32_t* pages = seq.block_table + (spec.first_group + head) * seq.table_stride;
-      BAM_CHECK(pages[tile_index / layout.tiles_per_page()] != kNoPage);
-      std::byte* tile = tile_at(layout, kv.base, pages, tile_index);
-      store_tile_rows(layout, tile, static_cast<int>(begin % kTileKeys), static_cast<int>(end - begin),
-                      row + k_begin + int64_t{head} * spec.head_dim, row + v_begin + int64_t{head} * spec.head_dim, ld);
-      if (end % kTileKeys == 0) finish_tile_stats(layout, tile);
-    });
-    // Norm maxima chain from tile to tile, super boxes need 16 finished tiles: in order, one thread per head.
-    if ((seq.start_pos + seq.num_rows) / kTileKeys == first_tile) continue;
-    pool_.parallel_for(spec.num_kv_heads, [&](int64_t head, int) {
-      const int32_t* pages = seq.block_table + (spec.first_group + head) * seq.table_stride;
-      const int64_t full_end = (seq.start_pos + seq.num_rows) / kTileKeys;
-      const auto stats_of = [&](int64_t t) {
-        return reinterpret_cast<KeyStats*>(tile_at(layout, kv.base, pages, t) + layout.stats_offset);
-      };
-      for (int64_t t = first_tile; t < full_end; ++t) {
-        KeyStats* stats = stats_of(t);
-        if (t > 0) {
-          const float before = stats_of(t - 1)->max_norm_prefix;
-          if (!(before <= stats->max_norm_prefix)) stats->max_norm_prefix = before;
-        }
-        if (!layer.use_super[static_cast<size_t>(head)] || t % kSuperTiles != kSuperTiles - 1) continue;
-        const std::byte* tiles16[kSuperTiles];
-        for (int i = 0; i < kSuperTiles; ++i) tiles16[i] = tile_at(layout, kv.base, pages, t - kSuperTiles + 1 + i);
-        finish_super_stats(layout, tiles16, tile_at(layout, kv.base, pages, t));
-      }
-    });
+    const int64_t first = seq.start_pos / kTileKeys, end = (seq.start_pos + seq.num_rows) / kTileKeys;
+    for (int64_t t = first; t * kTileKeys < seq.start_pos + seq.num_rows; ++t) written_.push_back({&seq, t});
+    if (end > first) completing_.push_back(&seq);
   }
+  // One row of one head is too little to hand out by itself when there are many.
+  const int64_t heads = layer.spec.num_kv_heads, tiles = static_cast<int64_t>(written_.size());
+  const int64_t heads_at_once = tiles >= 8 * pool_.num_threads() ? heads : 1;
+  const int64_t groups = (heads + heads_at_once - 1) / heads_at_once;
+  pool_.parallel_for(tiles * groups, [&](int64_t item, int) {
+    const WrittenTile& written = written_[static_cast<size_t>(item / groups)];
+    const int64_t first = item % groups * heads_at_once;
+    for (int64_t h = first; h < std::min(first + heads_at_once, heads); ++h)
+      write_tile(layer, kv, written, static_cast<int>(h), qkv);
+  });
+  pool_.parallel_for(static_cast<int64_t>(completing_.size()) * heads, [&](int64_t item, int) {
+    chain_stats(layer, kv, *completing_[static_cast<size_t>(item / heads)], static_cast<int>(item % heads));
+  });
 }
 
 void CpuBackend::plan_blocks(const CpuAttention& layer, std::span<const SequenceRows> queries,
@@ -203,9 +218,11 @@ void CpuBackend::plan_blocks(const CpuAttention& layer, std::span<const Sequence
       r += count;
     }
   }
-  // Long blocks first, so that threads finish together.
-  std::stable_sort(blocks_.begin(), blocks_.end(), [](const Block& a, const Block& b) {
-    return a.diagonal_tile - a.first_tile > b.diagonal_tile - b.first_tile;
+  // Long blocks first, so that threads finish together; neighbours stay neighbours. (std::stable_sort would allocate.)
+  std::sort(blocks_.begin(), blocks_.end(), [](const Block& a, const Block& b) {
+    const int64_t tiles_a = a.diagonal_tile - a.first_tile, tiles_b = b.diagonal_tile - b.first_tile;
+    if (tiles_a != tiles_b) return tiles_a > tiles_b;
+    return std::tie(a.sequence, a.first_row, a.first_head) < std::tie(b.sequence, b.first_row, b.first_head);
   });
 }
 

@@ -64,6 +64,7 @@ CpuBackend::CpuBackend(const BackendOptions& options) : pool_(options.num_thread
   isa_name_ = choose_isa(options.isa);
   gemm_ = gemm_kernels();
   attention_ = attention_kernels();
+  kv_store_ = kv_store_kernels();
   elementwise_ = elementwise_kernels();
   hwy::SetSupportedTargetsForTest(0);
 }

@@ -51,6 +51,7 @@ class CpuBackend final : public Backend {
 
   std::string description() const override;
   int num_threads() const override { return pool_.num_threads(); }
+  ThreadPool* threads() override { return &pool_; }
   size_t operand_bytes() const override { return sizeof(float); }
   size_t free_memory_bytes() const override { return available_memory_bytes(); }
   std::unique_ptr<DeviceBuffer> allocate(size_t bytes) override;
@@ -98,9 +99,17 @@ class CpuBackend final : public Backend {
     int32_t block;
     int64_t segment;  // -1: the whole block
   };
+  // A tile that rows of a step are written to.
+  struct WrittenTile {
+    const SequenceRows* sequence;
+    int64_t tile;
+  };
   struct Worker;
 
   void gemm(const CpuLinear& weights, const float* in, int64_t rows, float* out, bool accumulate);
+  void write_tile(const CpuAttention& layer, const KvCacheView& kv, const WrittenTile& written, int head, float* qkv);
+  // Norm maxima chain from tile to tile, super boxes need 16 finished tiles: in order, one thread per head.
+  void chain_stats(const CpuAttention& layer, const KvCacheView& kv, const SequenceRows& seq, int head);
   void plan_blocks(const CpuAttention& layer, std::span<const SequenceRows> queries, const AttentionOptions& options);
   void plan_tasks(int padded_dim);
   void attend_whole(const AttentionItem& item, const Block& block, Worker& worker) const;
@@ -115,6 +124,7 @@ class CpuBackend final : public Backend {
 
   GemmKernels gemm_;
   AttentionKernels attention_;
+  KvStoreKernels kv_store_;
   ElementwiseKernels elementwise_;
   std::string isa_name_;
   ThreadPool pool_;
@@ -122,6 +132,8 @@ class CpuBackend final : public Backend {
   MemoryArena arena_;     // weights and activations
   LazyMemory quantised_;  // int8 activations of one call
   std::vector<float> quantised_scale_;
+  std::vector<WrittenTile> written_;
+  std::vector<const SequenceRows*> completing_;  // sequences that finish a tile in this step
   std::vector<Block> blocks_;
   std::vector<Task> tasks_;
   std::vector<float> partial_;       // states of split blocks

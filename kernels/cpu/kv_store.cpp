@@ -1,3 +1,5 @@
+// Writing keys and values into their tiles, and what a full tile says about its keys. Every instruction set stores the
+// same bits: conversions round to nearest even, and sums run over d in one order per key.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -5,117 +7,20 @@
 
 #include "kernels/cpu/attention.h"
 
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/kv_store.cpp"
+#include "hwy/foreach_target.h"
+
+#include "hwy/highway.h"
+#include "kernels/cpu/attention_tiles-inl.h"
+
+// Once for all targets.
+#ifndef BAM_KERNELS_CPU_KV_STORE_ONCE
+#define BAM_KERNELS_CPU_KV_STORE_ONCE
 namespace bam::cpu {
 namespace {
 
-// One number on its way into the cache; `index` counts elements of the tile's K or V array.
-struct Quantizer {
-  float scale = 1, minimum = 0;  // value = minimum + scale * code
-  float inverse = 1;
-};
-
-Quantizer fit_int8(const float* row, int count) {
-  float max_abs = 0;
-  for (int d = 0; d < count; ++d) max_abs = std::max(max_abs, std::fabs(row[d]));
-  Quantizer q;
-  q.scale = f16_to_f32(f32_to_f16(max_abs / 127.0f));
-  // The stored scale was rounded; a scale rounded down would clip the largest value, so take the next one up.
-  if (q.scale * 127.0f < max_abs) q.scale = f16_to_f32(static_cast<uint16_t>(f32_to_f16(q.scale) + 1));
-  q.inverse = q.scale > 0 ? 1.0f / q.scale : 0.0f;
-  return q;
-}
-
-Quantizer fit_int4(const float* row, int count) {
-  float low = row[0], high = row[0];
-  for (int d = 1; d < count; ++d) {
-    low = std::min(low, row[d]);
-    high = std::max(high, row[d]);
-  }
-  Quantizer q;
-  q.minimum = f16_to_f32(f32_to_f16(low));
-  q.scale = f16_to_f32(f32_to_f16(std::max(high - q.minimum, 0.0f) / 15.0f));
-  q.inverse = q.scale > 0 ? 1.0f / q.scale : 0.0f;
-  return q;
-}
-
-int encode(const Quantizer& q, float value, int low, int high) {
-  const float code = std::nearbyintf((value - q.minimum) * q.inverse);
-  return static_cast<int>(std::clamp(code, static_cast<float>(low), static_cast<float>(high)));
-}
-
-void put_nibble(uint8_t* bytes, int64_t index, int code) {
-  // Groups of 16 elements take 8 bytes: element e < 8 in the low nibble of byte e, else in the high one of e - 8.
-  uint8_t& byte = bytes[index / 16 * 8 + index % 8];
-  byte =
-      index % 16 < 8 ? static_cast<uint8_t>((byte & 0xf0) | code) : static_cast<uint8_t>((byte & 0x0f) | (code << 4));
-}
-
-int get_nibble(const uint8_t* bytes, int64_t index) {
-  const uint8_t byte = bytes[index / 16 * 8 + index % 8];
-  return index % 16 < 8 ? byte & 0x0f : byte >> 4;
-}
-
-int64_t k_index(const KvLayout& layout, int slot, int d) {
-  return (int64_t{slot / kPanelKeys} * layout.head_dim + d) * kPanelKeys + slot % kPanelKeys;
-}
-
-struct Scales {
-  uint16_t* scale;
-  uint16_t* minimum;
-};
-Scales scales_at(std::byte* tile, size_t offset) {
-  auto* scale = reinterpret_cast<uint16_t*>(tile + offset);
-  return {scale, scale + kTileKeys};
-}
-
-template <typename Put>
-void store_row(const KvLayout& layout, std::byte* tile, size_t scale_offset, int slot, const float* row, Put&& put) {
-  Quantizer q;
-  if (layout.dtype == DType::kI8) q = fit_int8(row, layout.head_dim);
-  if (layout.dtype == DType::kI4) q = fit_int4(row, layout.head_dim);
-  if (layout.dtype == DType::kI8 || layout.dtype == DType::kI4) {
-    const Scales scales = scales_at(tile, scale_offset);
-    scales.scale[slot] = f32_to_f16(q.scale);
-    if (layout.dtype == DType::kI4) scales.minimum[slot] = f32_to_f16(q.minimum);
-  }
-  for (int d = 0; d < layout.head_dim; ++d) put(d, row[d], q);
-}
-
-template <typename Index>
-void store_values(const KvLayout& layout, std::byte* tile, size_t offset, size_t scale_offset, int slot,
-                  const float* row, Index&& index) {
-  std::byte* base = tile + offset;
-  switch (layout.dtype) {
-    case DType::kF32:
-      for (int d = 0; d < layout.head_dim; ++d) reinterpret_cast<float*>(base)[index(d)] = row[d];
-      return;
-    case DType::kF16:
-      for (int d = 0; d < layout.head_dim; ++d) reinterpret_cast<uint16_t*>(base)[index(d)] = f32_to_f16(row[d]);
-      return;
-    case DType::kI8:
-      return store_row(layout, tile, scale_offset, slot, row, [&](int d, float value, const Quantizer& q) {
-        reinterpret_cast<int8_t*>(base)[index(d)] = static_cast<int8_t>(encode(q, value, -127, 127));
-      });
-    default:
-      return store_row(layout, tile, scale_offset, slot, row, [&](int d, float value, const Quantizer& q) {
-        put_nibble(reinterpret_cast<uint8_t*>(base), index(d), encode(q, value, 0, 15));
-      });
-  }
-}
-
-float load_key(const KvLayout& layout, const std::byte* tile, int slot, int d) {
-  const std::byte* base = tile + layout.k_offset;
-  const int64_t index = k_index(layout, slot, d);
-  const auto* scale = reinterpret_cast<const uint16_t*>(tile + layout.k_scale_offset);
-  switch (layout.dtype) {
-    case DType::kF32: return reinterpret_cast<const float*>(base)[index];
-    case DType::kF16: return f16_to_f32(reinterpret_cast<const uint16_t*>(base)[index]);
-    case DType::kI8: return f16_to_f32(scale[slot]) * static_cast<float>(reinterpret_cast<const int8_t*>(base)[index]);
-    default:
-      return f16_to_f32(scale[kTileKeys + slot]) +
-             f16_to_f32(scale[slot]) * static_cast<float>(get_nibble(reinterpret_cast<const uint8_t*>(base), index));
-  }
-}
+constexpr int kMaxDim = 256;
 
 // Half-precision neighbours that surely enclose the value.
 uint16_t round_down_f16(float value) {
@@ -140,9 +45,138 @@ StatsView stats_at(const KvLayout& layout, std::byte* at) {
 constexpr float kWiden = 1.0f + 1e-5f;
 
 }  // namespace
+}  // namespace bam::cpu
+#endif
 
-void store_tile_rows(const KvLayout& layout, std::byte* tile, int slot, int count, const float* k, const float* v,
-                     int64_t ld) {
+HWY_BEFORE_NAMESPACE();
+namespace bam::cpu {
+namespace HWY_NAMESPACE {
+
+// `count` floats, rounded up to whole blocks of sixteen with zeros.
+struct PaddedRow {
+  HWY_ALIGN float values[kMaxDim];
+  int blocks;
+
+  HWY_INLINE PaddedRow(const float* from, int count) : blocks((count + 15) / 16) {
+    std::memset(values + 16 * (blocks - 1), 0, 16 * sizeof(float));
+    std::memcpy(values, from, static_cast<size_t>(count) * sizeof(float));
+  }
+  HWY_INLINE F32x16 block(int b) const { return Load16(values + 16 * b); }
+};
+
+HWY_INLINE void StoreF16(F32x16 v, uint16_t* to) {
+#if HWY_TARGET <= HWY_AVX2
+  const hn::Rebind<hwy::float16_t, FloatTag> dh;
+  BAM_EACH_PART hn::StoreU(hn::DemoteTo(dh, v.part[p]), dh, reinterpret_cast<hwy::float16_t*>(to) + p * kLanes);
+#else  // what stands in for the instruction elsewhere loses subnormals
+  HWY_ALIGN float lanes[16];
+  Store16(v, lanes);
+  for (int i = 0; i < 16; ++i) to[i] = f32_to_f16(lanes[i]);
+#endif
+}
+
+// The largest of the lanes; NaN does not count.
+HWY_INLINE float Largest(F32x16 v) { return MaxLane(Max(v, Set16(kMinusInf))); }
+HWY_INLINE float Smallest(F32x16 v) {
+  BAM_EACH_PART v.part[p] = hn::Neg(v.part[p]);
+  return -Largest(v);
+}
+
+// How one row of numbers becomes codes: value = minimum + scale * code.
+struct Quantizer {
+  float scale = 1, minimum = 0;
+  float inverse = 1;
+};
+
+HWY_INLINE Quantizer FitInt8(const PaddedRow& row) {
+  F32x16 largest = Zero16();
+  for (int b = 0; b < row.blocks; ++b) {
+    const F32x16 v = row.block(b);
+    BAM_EACH_PART largest.part[p] = hn::Max(hn::Abs(v.part[p]), largest.part[p]);
+  }
+  const float max_abs = MaxLane(largest);
+  Quantizer q;
+  q.scale = f16_to_f32(f32_to_f16(max_abs / 127.0f));
+  // The stored scale was rounded; a scale rounded down would clip the largest value, so take the next one up.
+  if (q.scale * 127.0f < max_abs) q.scale = f16_to_f32(static_cast<uint16_t>(f32_to_f16(q.scale) + 1));
+  q.inverse = q.scale > 0 ? 1.0f / q.scale : 0.0f;
+  return q;
+}
+
+HWY_INLINE Quantizer FitInt4(const float* row, int count) {
+  float low = row[0], high = row[0];
+  for (int d = 1; d < count; ++d) {
+    low = std::min(low, row[d]);
+    high = std::max(high, row[d]);
+  }
+  Quantizer q;
+  q.minimum = f16_to_f32(f32_to_f16(low));
+  q.scale = f16_to_f32(f32_to_f16(std::max(high - q.minimum, 0.0f) / 15.0f));
+  q.inverse = q.scale > 0 ? 1.0f / q.scale : 0.0f;
+  return q;
+}
+
+// codes[0 ... 16 blocks) = the row's numbers, clamped to [low, high].
+HWY_INLINE void Encode(const Quantizer& q, const PaddedRow& row, float low, float high, int8_t* codes) {
+  const FloatTag d;
+  const hn::Rebind<int8_t, FloatTag> db;
+  for (int b = 0; b < row.blocks; ++b) {
+    const F32x16 v = row.block(b);
+    BAM_EACH_PART {
+      const auto code = hn::Mul(hn::Sub(v.part[p], hn::Set(d, q.minimum)), hn::Set(d, q.inverse));
+      const auto clamped = hn::Min(hn::Max(code, hn::Set(d, low)), hn::Set(d, high));
+      hn::StoreU(hn::DemoteTo(db, hn::NearestInt(clamped)), db, codes + 16 * b + p * kLanes);
+    }
+  }
+}
+
+// Groups of 16 elements take 8 bytes: element e < 8 in the low nibble of byte e, else in the high one of e - 8.
+HWY_INLINE void PutNibble(uint8_t* bytes, int64_t index, int code) {
+  uint8_t& byte = bytes[index / 16 * 8 + index % 8];
+  byte =
+      index % 16 < 8 ? static_cast<uint8_t>((byte & 0xf0) | code) : static_cast<uint8_t>((byte & 0x0f) | (code << 4));
+}
+
+// Element d of the row goes to index first + d * stride of the tile's K or V.
+struct Target {
+  std::byte* base;
+  int64_t first, stride;
+  uint16_t* scales;  // [2][64] of the tile: scale, minimum
+  int slot;
+};
+
+template <typename T>
+HWY_INLINE void Scatter(const Target& to, const T* from, int count) {
+  T* at = reinterpret_cast<T*>(to.base) + to.first;
+  if (to.stride == 1) {
+    std::memcpy(at, from, static_cast<size_t>(count) * sizeof(T));
+    return;
+  }
+  for (int d = 0; d < count; ++d) at[d * to.stride] = from[d];
+}
+
+HWY_INLINE void StoreRow(DType dtype, const Target& to, const float* row, int count) {
+  if (dtype == DType::kF32) return Scatter(to, row, count);
+  const PaddedRow padded(row, count);
+  if (dtype == DType::kF16) {
+    uint16_t halves[kMaxDim];
+    for (int b = 0; b < padded.blocks; ++b) StoreF16(padded.block(b), halves + 16 * b);
+    return Scatter(to, halves, count);
+  }
+  int8_t codes[kMaxDim];
+  const Quantizer q = dtype == DType::kI8 ? FitInt8(padded) : FitInt4(row, count);
+  to.scales[to.slot] = f32_to_f16(q.scale);
+  if (dtype == DType::kI8) {
+    Encode(q, padded, -127, 127, codes);
+    return Scatter(to, codes, count);
+  }
+  to.scales[kTileKeys + to.slot] = f32_to_f16(q.minimum);
+  Encode(q, padded, 0, 15, codes);
+  for (int d = 0; d < count; ++d) PutNibble(reinterpret_cast<uint8_t*>(to.base), to.first + d * to.stride, codes[d]);
+}
+
+void StoreTileRows(const KvLayout& layout, std::byte* tile, int slot, int count, const float* k, const float* v,
+                   int64_t ld) {
   if (slot == 0) {  // a recycled page: padding and unused scales must read as zero, statistics as unfinished
     std::memset(tile + layout.k_scale_offset, 0, layout.stats_offset - layout.k_scale_offset);
     std::memset(tile + layout.v_offset, 0,
@@ -150,48 +184,93 @@ void store_tile_rows(const KvLayout& layout, std::byte* tile, int slot, int coun
     reinterpret_cast<KeyStats*>(tile + layout.stats_offset)->valid = 0;
     reinterpret_cast<KeyStats*>(tile + layout.super_stats_offset)->valid = 0;
   }
+  auto* k_scales = reinterpret_cast<uint16_t*>(tile + layout.k_scale_offset);
+  auto* v_scales = reinterpret_cast<uint16_t*>(tile + layout.v_scale_offset);
   for (int i = 0; i < count; ++i) {
     const int at = slot + i;
-    store_values(layout, tile, layout.k_offset, layout.k_scale_offset, at, k + i * ld,
-                 [&](int d) { return k_index(layout, at, d); });
-    store_values(layout, tile, layout.v_offset, layout.v_scale_offset, at, v + i * ld,
-                 [&](int d) { return int64_t{at} * layout.padded_dim + d; });
+    const int64_t in_panel = int64_t{at / kPanelKeys} * layout.head_dim * kPanelKeys + at % kPanelKeys;
+    StoreRow(layout.dtype, {tile + layout.k_offset, in_panel, kPanelKeys, k_scales, at}, k + i * ld, layout.head_dim);
+    StoreRow(layout.dtype, {tile + layout.v_offset, int64_t{at} * layout.padded_dim, 1, v_scales, at}, v + i * ld,
+             layout.head_dim);
   }
 }
 
-void finish_tile_stats(const KvLayout& layout, std::byte* tile) {
-  float lo[256], hi[256], mid[256];
-  float norm2[kTileKeys] = {}, dist2[kTileKeys] = {};
+// A tile's keys as they are stored: Load(d, panel) gives dimension d of sixteen keys.
+template <typename Source>
+struct StoredKeys {
+  const KvLayout& layout;
+  const std::byte* tile;
+
+  HWY_INLINE F32x16 Load(int d, int panel) const {
+    const int64_t index = int64_t{panel} * layout.head_dim + d;
+    const F32x16 raw = Source::Load(tile + layout.k_offset + index * Source::kBytes16);
+    const auto* scales = reinterpret_cast<const uint16_t*>(tile + layout.k_scale_offset) + panel * kPanelKeys;
+    if constexpr (std::is_same_v<Source, I8Source>) return Mul(LoadF16(scales), raw);
+    if constexpr (std::is_same_v<Source, I4Source>) return Add(LoadF16(scales + kTileKeys), Mul(LoadF16(scales), raw));
+    return raw;
+  }
+};
+
+template <typename Source>
+void FinishStats(const KvLayout& layout, std::byte* tile) {
+  const StoredKeys<Source> keys{layout, tile};
   const StatsView view = stats_at(layout, tile + layout.stats_offset);
+  F32x16 norm2[kPanels], dist2[kPanels];
+  for (int b = 0; b < kPanels; ++b) norm2[b] = dist2[b] = Zero16();
   for (int d = 0; d < layout.head_dim; ++d) {
-    lo[d] = std::numeric_limits<float>::infinity();
-    hi[d] = -lo[d];
-    for (int s = 0; s < kTileKeys; ++s) {
-      const float value = load_key(layout, tile, s, d);
-      lo[d] = std::min(lo[d], value);
-      hi[d] = std::max(hi[d], value);
-      norm2[s] += value * value;
+    F32x16 value[kPanels];
+    for (int b = 0; b < kPanels; ++b) value[b] = keys.Load(d, b);
+    F32x16 lo = value[0], hi = value[0];
+    for (int b = 1; b < kPanels; ++b) {
+      lo = Min(lo, value[b]);
+      hi = Max(hi, value[b]);
     }
-    view.lo[d] = round_down_f16(lo[d]);
-    view.hi[d] = round_up_f16(hi[d]);
-    mid[d] = 0.5f * (f16_to_f32(view.lo[d]) + f16_to_f32(view.hi[d]));
-    for (int s = 0; s < kTileKeys; ++s) {
-      const float offset = load_key(layout, tile, s, d) - mid[d];
-      dist2[s] += offset * offset;
+    view.lo[d] = round_down_f16(Smallest(lo));
+    view.hi[d] = round_up_f16(Largest(hi));
+    const F32x16 mid = Set16(0.5f * (f16_to_f32(view.lo[d]) + f16_to_f32(view.hi[d])));
+    for (int b = 0; b < kPanels; ++b) {
+      const F32x16 offset = Sub(value[b], mid);
+      norm2[b] = Add(norm2[b], Mul(value[b], value[b]));
+      dist2[b] = Add(dist2[b], Mul(offset, offset));
     }
   }
   for (int d = layout.head_dim; d < layout.padded_dim; ++d) view.lo[d] = view.hi[d] = 0;
-  float max_norm2 = 0, max_dist2 = 0;
-  for (int s = 0; s < kTileKeys; ++s) {
-    // A NaN key compares false everywhere and would vanish from the maximum; make the bound useless instead.
-    if (!(norm2[s] <= max_norm2)) max_norm2 = norm2[s];
-    if (!(dist2[s] <= max_dist2)) max_dist2 = dist2[s];
-  }
-  view.stats->radius = std::sqrt(max_dist2) * kWiden;
-  view.stats->max_norm = std::sqrt(max_norm2) * kWiden;
+  // A NaN key compares false everywhere and would vanish from the maximum; make the bound useless instead.
+  const auto largest = [](const F32x16(&of)[kPanels]) {
+    HWY_ALIGN float lanes[kTileKeys];
+    for (int b = 0; b < kPanels; ++b) Store16(of[b], lanes + 16 * b);
+    float most = 0;
+    for (const float value : lanes) {
+      if (!(value <= most)) most = value;
+    }
+    return most;
+  };
+  view.stats->radius = std::sqrt(largest(dist2)) * kWiden;
+  view.stats->max_norm = std::sqrt(largest(norm2)) * kWiden;
   view.stats->max_norm_prefix = view.stats->max_norm;
   view.stats->valid = 1;
 }
+
+void FinishTileStats(const KvLayout& layout, std::byte* tile) {
+  switch (layout.dtype) {
+    case DType::kF32: return FinishStats<F32Source>(layout, tile);
+    case DType::kF16: return FinishStats<F16Source>(layout, tile);
+    case DType::kI8: return FinishStats<I8Source>(layout, tile);
+    default: return FinishStats<I4Source>(layout, tile);
+  }
+}
+
+KvStoreKernels KvStoreTable() { return {StoreTileRows, FinishTileStats}; }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace bam::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace bam::cpu {
+
+HWY_EXPORT(KvStoreTable);
+KvStoreKernels kv_store_kernels() { return HWY_DYNAMIC_DISPATCH(KvStoreTable)(); }
 
 void finish_super_stats(const KvLayout& layout, const std::byte* const* tiles, std::byte* last) {
   const StatsView out = stats_at(layout, last + layout.super_stats_offset);
@@ -227,3 +306,4 @@ void finish_super_stats(const KvLayout& layout, const std::byte* const* tiles, s
 }
 
 }  // namespace bam::cpu
+#endif

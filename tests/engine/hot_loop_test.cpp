@@ -1,0 +1,159 @@
+// What a decode step may not do once it is warm: allocate, lock a mutex, format text. The counters below stand in front
+// of the C++ allocator, of pthread_mutex_lock and of fmt for every thread of this program.
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <iterator>
+#include <mutex>
+#include <new>
+
+#include "engine/engine_core.h"
+#include "tests/engine/engine_fixture.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define BAM_COUNTS_CALLS 0  // the sanitizers stand there themselves
+#else
+#define BAM_COUNTS_CALLS 1
+#endif
+
+namespace {
+std::atomic<int64_t> allocations{0}, locks{0}, formats{0};
+}  // namespace
+
+#if BAM_COUNTS_CALLS
+void* operator new(size_t bytes) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  if (void* memory = std::malloc(bytes ? bytes : 1)) return memory;
+  throw std::bad_alloc();
+}
+void* operator new[](size_t bytes) { return operator new(bytes); }
+void* operator new(size_t bytes, std::align_val_t alignment) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  const size_t align = static_cast<size_t>(alignment);
+  if (void* memory = std::aligned_alloc(align, (bytes + align - 1) / align * align)) return memory;
+  throw std::bad_alloc();
+}
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+
+extern "C" int pthread_mutex_lock(pthread_mutex_t* mutex) noexcept {
+  static const auto next = reinterpret_cast<int (*)(pthread_mutex_t*)>(dlsym(RTLD_NEXT, "pthread_mutex_lock"));
+  locks.fetch_add(1, std::memory_order_relaxed);
+  return next(mutex);
+}
+
+namespace fmt {
+inline namespace v9 {
+std::string vformat(string_view text, format_args args) {
+  formats.fetch_add(1, std::memory_order_relaxed);
+  std::string result;
+  vformat_to(std::back_inserter(result), text, args);
+  return result;
+}
+}  // namespace v9
+}  // namespace fmt
+#endif
+
+namespace bam {
+namespace {
+
+// Looks at every event and keeps nothing.
+class CountingSink : public EventSink {
+ public:
+  bool on_events(std::vector<Event>&& events) override {
+    for (const Event& event : events) tokens_ += std::holds_alternative<TokenEvent>(event);
+    return true;
+  }
+  int64_t tokens() const { return tokens_; }
+
+ private:
+  int64_t tokens_ = 0;
+};
+
+struct Calls {
+  int64_t allocations = 0, locks = 0, formats = 0;
+};
+
+template <typename F>
+Calls calls_during(F&& work) {
+  const Calls before{allocations, locks, formats};
+  work();
+  return {allocations - before.allocations, locks - before.locks, formats - before.formats};
+}
+
+TEST(HotLoop, TheCountersCount) {
+  if (!BAM_COUNTS_CALLS) GTEST_SKIP() << "a sanitizer counts instead";
+  std::mutex mutex;
+  std::string text;
+  const Calls calls = calls_during([&] {
+    const std::lock_guard lock(mutex);
+    text = fmt::format("{} is too long for a small string's own room", 1234567890);
+  });
+  EXPECT_GE(calls.allocations, 1);
+  EXPECT_EQ(calls.locks, 1);
+  EXPECT_EQ(calls.formats, 1);
+}
+
+// Pages are taken and published once per page; in between, a step of all sequences touches what is there.
+TEST(HotLoop, AWarmStepNeitherAllocatesNorLocksNorFormats) {
+  if (!BAM_COUNTS_CALLS) GTEST_SKIP() << "a sanitizer stands where the counters would";
+  const testing::TempDir dir;
+  testing::write_checkpoint(testing::mixed_reach_spec(), dir.path());
+  testing::TestModel owner(dir.path(), {.threads = 2});
+  const auto model = owner.load();
+  EngineStats stats;
+  EngineCore core(*model, plan_kv(*model, testing::small_config()), 1, stats, [](const std::string&) {});
+  std::mt19937 rng(5);
+  std::vector<std::shared_ptr<CountingSink>> sinks;
+  std::vector<int64_t> prompt_len;
+  for (int i = 0; i < 12; ++i) {
+    prompt_len.push_back(40 + 129 * (i % 4));  // sequences come to the end of a page in few different steps
+    sinks.push_back(std::make_shared<CountingSink>());
+    Request request =
+        testing::make_request("r" + std::to_string(i), testing::random_prompt(rng, prompt_len.back()), 1000);
+    request.sampling.ignore_eos = true;
+    request.sampling.temperature = i % 3 ? 0.8f : 0.0f;
+    request.sampling.top_k = i % 3 == 1 ? 20 : 0;
+    request.sampling.top_p = i % 2 ? 0.9f : 1.0f;
+    request.sampling.frequency_penalty = i % 4 == 3 ? 0.5f : 0.0f;
+    core.add(std::move(request), sinks.back(), Clock::now());
+  }
+  for (int i = 0; i < 100; ++i) core.step();  // prompts read, every buffer at its size
+  const int64_t page = core.kv().geometry().page_size();
+  int64_t quiet_steps = 0, page_ends = 0, at_page_ends = 0;
+  for (int step = 0; step < 400; ++step) {
+    int64_t ends = 0;
+    for (size_t i = 0; i < sinks.size(); ++i) {
+      const int64_t position = prompt_len[i] + sinks[i]->tokens() - 1;  // of the row that this step computes
+      ends += position % page == 0 || (position + 1) % page == 0;
+    }
+    const Calls calls = calls_during([&] { core.step(); });
+    ASSERT_EQ(calls.locks, 0) << "step " << step;
+    ASSERT_EQ(calls.formats, 0) << "step " << step;
+    if (ends == 0) {
+      ASSERT_EQ(calls.allocations, 0) << "step " << step;
+      ++quiet_steps;
+    } else {
+      page_ends += ends;
+      at_page_ends += calls.allocations;
+    }
+  }
+  for (const auto& sink : sinks) EXPECT_GT(sink->tokens(), 400);
+  EXPECT_GT(quiet_steps, 300);
+  std::printf("  %lld steps without a single allocation; %lld allocations where %lld times a page began or ended\n",
+              static_cast<long long>(quiet_steps), static_cast<long long>(at_page_ends),
+              static_cast<long long>(page_ends));
+  EXPECT_LE(at_page_ends, 6 * page_ends);
+}
+
+}  // namespace
+}  // namespace bam
