@@ -20,23 +20,16 @@ void Prepare(const AttentionItem& item, AttentionScratch& scratch) {
   const int pd = item.layout.padded_dim;
   for (int r = 0; r < kMaxRows; ++r) scratch.q_norm[r] = 0;
   for (int r = 0; r < item.rows; ++r) {
-    float norm2 = 0, sum = 0;
-    for (int d = 0; d < item.layout.head_dim; ++d) {
-      const float value = item.q[r * pd + d];
-      norm2 += value * value;
-      sum += value;
+    F32x16 squares = Zero16(), sum = Zero16();
+    for (int d = 0; d < pd; d += 16) {
+      const F32x16 q = Load16(item.q + r * pd + d);
+      squares = MulAdd(q, q, squares);
+      sum = Add(sum, q);
     }
-    scratch.q_norm[r] = std::sqrt(norm2) * (1.0f + kRounding);
-    scratch.q_sum[r] = sum;
+    scratch.q_norm[r] = std::sqrt(ReduceSum16(squares)) * (1.0f + kRounding);
+    scratch.q_sum[r] = ReduceSum16(sum);
   }
-  if (!item.certified || item.diagonal_tile < 2) return;
-  for (int d = 0; d < item.layout.head_dim; ++d) {
-    for (int r = 0; r < kMaxRows; ++r) {
-      const float value = r < item.rows ? item.q[r * pd + d] : 0.0f;
-      scratch.q_t[static_cast<size_t>(d * kMaxRows + r)] = value;
-      scratch.q_abs_t[static_cast<size_t>(d * kMaxRows + r)] = std::fabs(value);
-    }
-  }
+  scratch.q_transposed = false;
 }
 
 uint64_t AllRows(int rows) { return rows == 64 ? ~uint64_t{0} : (uint64_t{1} << rows) - 1; }
@@ -265,7 +258,6 @@ AttentionScratch::AttentionScratch(int padded_dim)
       v_tile(static_cast<size_t>(kTileKeys * padded_dim)),
       scores(static_cast<size_t>(kMaxRows * kTileKeys)),
       q_t(static_cast<size_t>(padded_dim * kMaxRows)),
-      q_abs_t(static_cast<size_t>(padded_dim * kMaxRows)),
       mid(static_cast<size_t>(padded_dim)),
       extent(static_cast<size_t>(padded_dim)),
       lanes(static_cast<size_t>(kMaxRows * 16)),

@@ -75,10 +75,11 @@ struct AttentionScratch {
   explicit AttentionScratch(int padded_dim);
   std::vector<float> k_tile, v_tile;  // one tile as float32
   std::vector<float> scores;          // [kMaxRows][64]
-  std::vector<float> q_t, q_abs_t;    // [padded_dim][kMaxRows]
+  std::vector<float> q_t;             // [padded_dim][kMaxRows], made when the first bound of an item is asked for
   std::vector<float> mid, extent;     // [padded_dim]
   std::vector<float> lanes;           // [kMaxRows][16] partial sums of a running state
   std::vector<float> segment;         // [kMaxRows] max, sum, [kMaxRows][padded_dim] out
+  bool q_transposed = false;
   float q_norm[kMaxRows], q_sum[kMaxRows], bound[kMaxRows];
   AttentionCounters counters[kMaxRows];
 };

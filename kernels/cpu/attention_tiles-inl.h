@@ -260,13 +260,15 @@ class Runner {
       Store16(Mul(half, Add(low, high)), scratch_.mid.data() + d);
       Store16(Mul(half, Sub(high, low)), scratch_.extent.data() + d);
     }
+    // One row needs no transposed copy; its chains of operations are the same.
+    const bool one_row = item_.rows == 1;
+    if (!one_row && !scratch_.q_transposed) TransposeQueries();
     for (int r0 = 0; r0 < item_.rows; r0 += 16) {
       F32x16 centre = Zero16(), box = Zero16();
       for (int d = 0; d < layout_.head_dim; ++d) {
-        centre = MulAdd(Load16(scratch_.q_t.data() + d * kMaxRows + r0), Set16(scratch_.mid[static_cast<size_t>(d)]),
-                        centre);
-        box = MulAdd(Load16(scratch_.q_abs_t.data() + d * kMaxRows + r0),
-                     Set16(scratch_.extent[static_cast<size_t>(d)]), box);
+        const F32x16 q = one_row ? Set16(item_.q[d]) : Load16(scratch_.q_t.data() + d * kMaxRows + r0);
+        centre = MulAdd(q, Set16(scratch_.mid[static_cast<size_t>(d)]), centre);
+        box = MulAdd(Abs(q), Set16(scratch_.extent[static_cast<size_t>(d)]), box);
       }
       const F32x16 norm = Load16(scratch_.q_norm + r0);
       const F32x16 ball = Mul(norm, Set16(stats->radius));
@@ -289,6 +291,15 @@ class Runner {
   const RowInfo& Row(int r) const { return item_.row[r]; }
 
  private:
+  void TransposeQueries() {
+    const int columns = (item_.rows + 15) / 16 * 16;
+    for (int r = 0; r < columns; ++r) {
+      for (int d = 0; d < layout_.head_dim; ++d)
+        scratch_.q_t[static_cast<size_t>(d * kMaxRows + r)] = r < item_.rows ? item_.q[r * pd_ + d] : 0.0f;
+    }
+    scratch_.q_transposed = true;
+  }
+
   template <typename Source>
   void Convert(const std::byte* tile) {
     const std::byte *k = tile + layout_.k_offset, *v = tile + layout_.v_offset;

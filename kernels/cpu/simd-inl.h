@@ -70,6 +70,10 @@ HWY_INLINE F32x16 Min(F32x16 a, F32x16 b) {
   BAM_EACH_PART a.part[p] = hn::Min(a.part[p], b.part[p]);
   return a;
 }
+HWY_INLINE F32x16 Abs(F32x16 a) {
+  BAM_EACH_PART a.part[p] = hn::Abs(a.part[p]);
+  return a;
+}
 // a * b + c, fused where the target can.
 HWY_INLINE F32x16 MulAdd(F32x16 a, F32x16 b, F32x16 c) {
   BAM_EACH_PART c.part[p] = hn::MulAdd(a.part[p], b.part[p], c.part[p]);
