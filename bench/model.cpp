@@ -17,7 +17,9 @@ struct Settings {
   std::string weight_dtype = "f32", kv_dtype = "f16", attention = "certified", out;
   std::vector<int64_t> prefill = {512, 4096}, decode = {0, 4096}, streams = {1};
   int repeats = 5;
+  bool decode_there = false;
 };
+constexpr int64_t kDecodeSteps = 16;
 
 // Linear-layer FLOP of one row and bytes of weights that a decode step reads.
 struct Work {
@@ -40,12 +42,38 @@ double visited_share(const BamModel& model, const std::vector<AttentionCounters>
   return all > 0 ? visited / all : 0;
 }
 
+// One token for every sequence, kDecodeSteps times.
+double seconds_per_step(Runner& runner, std::vector<int64_t> positions) {
+  const auto tokens = random_tokens(static_cast<int64_t>(positions.size()), runner.model().config().vocab_size, 7);
+  const double start = now_seconds();
+  for (int64_t i = 0; i < kDecodeSteps; ++i) {
+    runner.decode(tokens, positions);
+    for (auto& position : positions) ++position;
+  }
+  return (now_seconds() - start) / static_cast<double>(kDecodeSteps);
+}
+
+void report_decode(Runner& runner, const MachinePeak& peak, int64_t depth, int64_t streams, double step,
+                   nlohmann::json& results) {
+  const double rate = static_cast<double>(streams) / step;
+  const double gbs = linear_work(runner.model()).weight_bytes / step / 1e9;
+  std::printf("decode  %8ld  %4ld streams  %9.1f tok/s  %8.3f ms/step  weights %5.1f GB/s (%3.0f %% of DRAM read)\n",
+              static_cast<long>(depth), static_cast<long>(streams), rate, step * 1e3, gbs, 100 * gbs / peak.read_gbs);
+  std::fflush(stdout);
+  results.push_back({{"what", "decode"},
+                     {"depth", depth},
+                     {"streams", streams},
+                     {"step_s", step},
+                     {"tokens_per_s", rate},
+                     {"weight_gbs", gbs}});
+}
+
 void run_prefill(const Settings& s, const MachinePeak& peak, nlohmann::json& results) {
   for (const int64_t length : s.prefill) {
-    Runner runner(s.runner, length);
+    Runner runner(s.runner, length + kDecodeSteps);
     const auto tokens = random_tokens(length, runner.model().config().vocab_size, 1);
     const int repeats = length > 40000 ? 1 : s.repeats;
-    std::vector<double> times;
+    std::vector<double> times, steps;
     double share = 0;
     if (length <= 4096) runner.prefill(tokens);  // warm up
     for (int i = 0; i < repeats; ++i) {
@@ -54,6 +82,7 @@ void run_prefill(const Settings& s, const MachinePeak& peak, nlohmann::json& res
       runner.prefill(tokens);
       times.push_back(now_seconds() - start);
       share = visited_share(runner.model(), before);
+      if (s.decode_there) steps.push_back(seconds_per_step(runner, {length}));
     }
     const double seconds = median(times);
     const double rate = static_cast<double>(length) / seconds;
@@ -68,42 +97,26 @@ void run_prefill(const Settings& s, const MachinePeak& peak, nlohmann::json& res
                        {"tokens_per_s", rate},
                        {"linear_gflops", gflops},
                        {"visited_share", share}});
+    if (s.decode_there) report_decode(runner, peak, length, 1, median(steps), results);
   }
 }
 
 void run_decode(const Settings& s, const MachinePeak& peak, nlohmann::json& results) {
   for (const int64_t depth : s.decode) {
     for (const int64_t streams : s.streams) {
-      const int64_t steps = 16;
-      Runner runner(s.runner, depth + steps * (s.repeats + 1) + 1, streams);
+      Runner runner(s.runner, depth + kDecodeSteps * (s.repeats + 1) + 1, streams);
       const int64_t vocab = runner.model().config().vocab_size;
       for (int64_t i = 0; depth > 0 && i < streams; ++i) {
         runner.prefill(random_tokens(depth, vocab, static_cast<uint64_t>(i)), 0, i);
       }
       std::vector<int64_t> positions(static_cast<size_t>(streams), depth);
-      std::vector<int32_t> tokens = random_tokens(streams, vocab, 7);
       std::vector<double> times;
       for (int r = 0; r < s.repeats + 1; ++r) {
-        const double start = now_seconds();
-        for (int64_t i = 0; i < steps; ++i) {
-          runner.decode(tokens, positions);
-          for (auto& position : positions) ++position;
-        }
-        if (r > 0) times.push_back((now_seconds() - start) / static_cast<double>(steps));
+        const double seconds = seconds_per_step(runner, positions);
+        for (auto& position : positions) position += kDecodeSteps;
+        if (r > 0) times.push_back(seconds);
       }
-      const double step = median(times);
-      const double rate = static_cast<double>(streams) / step;
-      const double gbs = linear_work(runner.model()).weight_bytes / step / 1e9;
-      std::printf(
-          "decode  %8ld  %4ld streams  %9.1f tok/s  %8.3f ms/step  weights %5.1f GB/s (%3.0f %% of DRAM read)\n",
-          static_cast<long>(depth), static_cast<long>(streams), rate, step * 1e3, gbs, 100 * gbs / peak.read_gbs);
-      std::fflush(stdout);
-      results.push_back({{"what", "decode"},
-                         {"depth", depth},
-                         {"streams", streams},
-                         {"step_s", step},
-                         {"tokens_per_s", rate},
-                         {"weight_gbs", gbs}});
+      report_decode(runner, peak, depth, streams, median(times), results);
     }
   }
 }
@@ -121,6 +134,7 @@ int run(int argc, char** argv) {
   app.add_option("--prefill", s.prefill, "prompt lengths")->delimiter(',');
   app.add_option("--decode", s.decode, "context depths")->delimiter(',');
   app.add_option("--streams", s.streams, "parallel sequences while decoding")->delimiter(',');
+  app.add_flag("--decode-there", s.decode_there, "decode a few tokens after every prompt of --prefill, too");
   app.add_option("--repeats", s.repeats, "runs of which the median is taken");
   app.add_option("--out", s.out, "JSON file");
   CLI11_PARSE(app, argc, argv);

@@ -2,8 +2,8 @@
 // libllama (Debian sid: libllama-dev, libggml-dev) and a GGUF file of the same shape.
 //   g++ -O2 -std=c++20 llama_speed.cpp -lllama -lggml -lggml-base -o llama_speed
 //   llama_speed MODEL.gguf prefill TOKENS     a prompt from an empty cache
-//   llama_speed MODEL.gguf depth TOKENS       512 more prompt tokens, then 8 decoded ones, at that depth (a multiple of
-//   2048) llama_speed MODEL.gguf streams N          N sequences, 64 steps
+//   llama_speed MODEL.gguf depth TOKENS       at that depth (a multiple of 2048): 512 more of a prompt, 8 decoded
+//   tokens llama_speed MODEL.gguf streams N          N sequences, 64 steps
 // A last argument "no-flash" turns flash attention off. Two threads; the cache is f16.
 #include <ggml-backend.h>
 #include <llama.h>
@@ -61,6 +61,7 @@ class Peer {
     run();
     return seconds_since(start);
   }
+  void forget() { llama_memory_clear(llama_get_memory(context_), true); }
   // Fills the cache of sequence 0 with copies of one computed block: no speed depends on what is in it.
   void fill(int depth) {
     if (depth == 0) return;
@@ -106,7 +107,9 @@ void measure(const char* model, const std::string& mode, int n, bool flash) {
     for (int i = 0; i < kStreamSteps; ++i) seconds += peer.step(n, kStreamWarmup + i);
     std::printf("%d streams: %.1f tok/s\n", n, n * kStreamSteps / seconds);
   } else if (mode == "prefill") {
-    Peer peer(model, n, 1, flash);
+    Peer peer(model, std::max(n, kMicroBatch), 1, flash);
+    peer.prompt(kMicroBatch, 0, 0);  // warm up
+    peer.forget();
     const double seconds = peer.prompt(n, 0, 0);
     std::printf("prefill %d: %.1f tok/s (%.1f s)\n", n, n / seconds, seconds);
   } else if (mode == "depth" && n % kBlock == 0) {

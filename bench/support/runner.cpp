@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <numeric>
 #include <random>
 
@@ -22,6 +23,8 @@ Runner::Runner(const RunnerOptions& options, int64_t max_tokens, int64_t sequenc
   stride_ = (max_tokens + kTileKeys - 1) / kTileKeys;
   kv_.num_pages = stride_ * model_->num_groups() * sequences;
   memory_ = backend_->allocate(static_cast<size_t>(kv_.num_pages) * kv_.layout.page_bytes());
+  // As in a server that has run for a while: the system has handed out these pages before.
+  std::memset(memory_->data(), 0, memory_->size_bytes());
   kv_.base = static_cast<std::byte*>(memory_->data());
   tables_.resize(static_cast<size_t>(kv_.num_pages));
   std::iota(tables_.begin(), tables_.end(), 0);
