@@ -316,10 +316,12 @@ class Runner {
     int r = 0;
     while (r < item_.rows) {
       const int left = item_.rows - r;
-      const int step = left >= kRowBlock ? kRowBlock : (left >= 2 ? 2 : 1);
+      const int step = left >= kRowBlock ? kRowBlock : (left >= 4 && kRowBlock > 4 ? 4 : (left >= 2 ? 2 : 1));
       if (((need >> r) & ((uint64_t{1} << step) - 1)) != 0) {
         if (step == kRowBlock) {
           VisitRows<Source, kRowBlock>(tile, data, k, v, need, r);
+        } else if (step == 4) {
+          VisitRows<Source, 4>(tile, data, k, v, need, r);
         } else if (step == 2) {
           VisitRows<Source, 2>(tile, data, k, v, need, r);
         } else {
@@ -339,6 +341,11 @@ class Runner {
     ScoreRows<Source, kRows>(item_.q + r0 * pd_, pd_, layout_.head_dim, k, panels, scores);
     float scale[kRows], shift[kRows];
     int slots = 0;
+    if (kRows > 1 && IsPlain(tile, need, r0, kRows)) {
+      SoftmaxPlain<kRows>(tile, r0, scores, scale);
+      std::fill_n(shift, kRows, 0.0f);
+      return ValueRows<Source, kRows>(scores, kTileKeys, v, pd_, scale, shift, state_.out + r0 * pd_);
+    }
     for (int r = 0; r < kRows; ++r) {
       scale[r] = 1;
       shift[r] = 0;
@@ -349,6 +356,63 @@ class Runner {
       slots = std::max(slots, SoftmaxRow(tile, data, r0 + r, scores + r * kTileKeys, scale[r], shift[r]));
     }
     ValueRows<Source, kRows>(scores, slots, v, pd_, scale, shift, state_.out + r0 * pd_);
+  }
+
+  // Every row needs the tile and sees all of its keys, and scores are what they are.
+  bool IsPlain(int64_t tile, uint64_t need, int r0, int rows) const {
+    if (layout_.dtype != DType::kF32 && layout_.dtype != DType::kF16) return false;
+    const uint64_t mask = (uint64_t{1} << rows) - 1;
+    if (((need >> r0) & mask) != mask) return false;
+    const int64_t key0 = tile * kTileKeys;
+    for (int r = r0; r < r0 + rows; ++r) {
+      if (Row(r).position < key0 + kTileKeys - 1 || Row(r).first_key > key0) return false;
+    }
+    return true;
+  }
+
+  // SoftmaxRow() of several rows without its special cases, pass by pass: a row alone would wait for itself.
+  template <int kRows>
+  HWY_INLINE void SoftmaxPlain(int64_t tile, int r0, float* HWY_RESTRICT scores, float* HWY_RESTRICT scale) {
+    float row_max[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      const RowInfo& row = Row(r0 + r);
+      float* s = scores + r * kTileKeys;
+      F32x16 largest = Set16(kMinusInf);
+      const float* bias = row.head->bias == nullptr ? nullptr : row.head->bias - (row.position - tile * kTileKeys);
+#pragma GCC unroll 4
+      for (int b = 0; b < kPanels; ++b) {
+        F32x16 x = Load16(s + 16 * b);
+        if (bias != nullptr) {
+          x = MulAdd(Set16(row.bias_scale), Load16(bias + 16 * b), x);
+          Store16(x, s + 16 * b);
+        }
+        largest = Max(largest, x);
+      }
+      row_max[r] = MaxLane(largest);
+    }
+    for (int r = 0; r < kRows; ++r) {
+      float& running = state_.max[r0 + r];
+      scale[r] = 1;
+      if (row_max[r] > running) {
+        HWY_ALIGN float factor[16];
+        Store16(ExpNegative(Set16(running - row_max[r])), factor);
+        scale[r] = factor[0];
+        running = row_max[r];
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      const F32x16 max16 = Set16(state_.max[r0 + r]);
+      F32x16 total = Zero16();
+#pragma GCC unroll 4
+      for (int b = 0; b < kPanels; ++b) {
+        float* at = scores + r * kTileKeys + 16 * b;
+        const F32x16 weight = ExpNegative(Sub(Load16(at), max16));
+        total = Add(total, weight);
+        Store16(weight, at);
+      }
+      float* lanes = scratch_.lanes.data() + (r0 + r) * 16;
+      Store16(MulAdd(Load16(lanes), Set16(scale[r]), total), lanes);
+    }
   }
 
   // Turns a row's scores into weights relative to its running maximum. Returns the number of slots in use.
