@@ -1,5 +1,5 @@
 // What compression and certified skipping cost in accuracy, on real text and long prompts.
-//   build/bench_accuracy --model DIR --text FILE [--windows 20] [--long 32768]
+//   build/bench_accuracy --model DIR --text FILE [--windows 20] [--long 32768] [--passkey 32768]
 // Reference: f32 weights, f32 KV, dense attention.
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "app/bench/passkey_prompt.h"
 #include "bench/support/runner.h"
 #include "models/tokenizer.h"
 
@@ -59,17 +60,19 @@ void print(const char* name, const Score& s, double reference_nll) {
 
 int run(int argc, char** argv) {
   std::string model, text_file;
-  int64_t windows = 20, window = 512, long_tokens = 0;
+  int64_t windows = 20, window = 512, long_tokens = 0, passkey_tokens = 0;
   CLI::App app("Accuracy of compressed weights, compressed KV and certified attention against f32 and dense");
   app.add_option("--model", model, "checkpoint folder")->required();
   app.add_option("--text", text_file, "plain text")->required();
   app.add_option("--windows", windows, "windows of text");
   app.add_option("--window", window, "tokens per window");
   app.add_option("--long", long_tokens, "also compare the last 64 rows of one prompt of this many tokens");
+  app.add_option("--passkey", passkey_tokens, "the same for a passkey prompt, the key in its middle");
   CLI11_PARSE(app, argc, argv);
   std::ifstream file(text_file);
   const std::string text((std::istreambuf_iterator<char>(file)), {});
-  const std::vector<int32_t> all = Tokenizer::load(model)->encode(text, false);
+  const auto tokenizer = Tokenizer::load(model);
+  const std::vector<int32_t> text_tokens = tokenizer->encode(text, false);
   const std::vector<Variant> variants = {{"f32, KV f32, certified", DType::kF32, DType::kF32, true},
                                          {"f32, KV f32, certified, avx2", DType::kF32, DType::kF32, true, "avx2"},
                                          {"f32, KV f16, certified", DType::kF32, DType::kF16, true},
@@ -78,7 +81,7 @@ int run(int argc, char** argv) {
                                          {"bf16, KV f16, certified", DType::kBF16, DType::kF16, true},
                                          {"int8, KV f16, certified", DType::kI8, DType::kF16, true},
                                          {"int8, KV int8, certified", DType::kI8, DType::kI8, true}};
-  const auto measure = [&](int64_t tokens_each, int64_t count, int64_t rows) {
+  const auto measure = [&](const std::vector<int32_t>& source, int64_t tokens_each, int64_t count, int64_t rows) {
     const auto options = [&](const Variant& v) {
       return RunnerOptions{.model = model,
                            .weight_dtype = v.weights,
@@ -101,7 +104,7 @@ int run(int argc, char** argv) {
       Score total;
       total.same_argmax = 0;
       for (int64_t w = 0; w < count; ++w) {
-        const auto begin = all.begin() + w * tokens_each;
+        const auto begin = source.begin() + w * tokens_each;
         const std::vector<int32_t> tokens(begin, begin + tokens_each);
         std::vector<float> logits = runner.prefill_logits(tokens, rows);
         if (i == 0) references.push_back(logits);
@@ -115,9 +118,15 @@ int run(int argc, char** argv) {
       print(variant.name, total, reference_nll);
     }
   };
-  const auto available = static_cast<int64_t>(all.size());
-  measure(window, std::min(windows, available / window), window);
-  if (long_tokens > 0) measure(std::min(long_tokens, available), 1, 64);
+  const auto available = static_cast<int64_t>(text_tokens.size());
+  measure(text_tokens, window, std::min(windows, available / window), window);
+  if (long_tokens > 0) measure(text_tokens, std::min(long_tokens, available), 1, 64);
+  if (passkey_tokens > 0) {
+    std::printf("\nA passkey prompt:");
+    const PieceEncoder encoder([&](std::string_view piece) { return tokenizer->encode(piece, false); });
+    const std::string key = make_passkey(1, passkey_tokens, 0.5, 0);
+    measure(make_passkey_prompt(encoder, passkey_tokens, 0.5, key).ids, passkey_tokens, 1, 64);
+  }
   return 0;
 }
 
