@@ -23,8 +23,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr DType kKvTypes[] = {DType::kF32, DType::kF16, DType::kI8, DType::kI4};
-
 struct Inspection {
   std::filesystem::path checkpoint;
   ModelConfig config;
@@ -117,7 +115,7 @@ Json to_json(const AttentionMeasurement& in) {
 Json to_json(const Inspection& in) {
   const ModelConfig& config = in.config;
   Json kv = Json::array();
-  for (const DType dtype : kKvTypes) {
+  for (const DType dtype : kKvDtypes) {
     const KvCost cost = kv_cost(in, dtype);
     kv.push_back({{"dtype", dtype_name(dtype)},
                   {"bytes_per_token", cost.bytes_per_token},
@@ -192,7 +190,7 @@ void print_text(const Inspection& in) {
   out += fmt::format("positions    {}{}, trained on {} tokens\n\n", position_encoding_name(config.position_encoding),
                      config.ssmax ? " with SSMax" : "", config.max_position_embeddings);
   out += fmt::format("KV cache     bytes/token   tokens in {:<10} longest context\n", human_bytes(in.kv_memory_bytes));
-  for (const DType dtype : kKvTypes) {
+  for (const DType dtype : kKvDtypes) {
     const KvCost cost = kv_cost(in, dtype);
     out += fmt::format("  {:<10} {:>12.0f}   {:>20} {:>15}\n", dtype_name(dtype), cost.bytes_per_token, cost.tokens,
                        cost.longest_context);

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "engine/capacity.h"
 #include "kernels/device.h"
 #include "models/bam.h"
 #include "models/weights.h"
@@ -101,6 +102,7 @@ LoadedModel load_model(const ModelSettings& settings) {
   }
   loaded.defaults = load_sampling_defaults(loaded.checkpoint);
   loaded.backend = make_backend(settings);
+  check_kv_dtype(*loaded.backend, settings.engine.kv_dtype);  // before gigabytes are read
   CheckpointWeights weights = load_weights(loaded.checkpoint, config);
   loaded.weight_dtype = choose_weight_dtype(settings.dtype, config);
   loaded.num_parameters = config.num_parameters_without_embedding() + config.num_embedding_parameters();

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <functional>
 #include <numeric>
 #include <random>
@@ -14,6 +15,7 @@
 
 #include "app/commands.h"
 #include "base/error.h"
+#include "engine/config.h"
 #include "engine/sampler.h"
 #include "kernels/backend.h"
 #include "kernels/device.h"
@@ -52,10 +54,29 @@ double relative_error(std::span<const float> got, std::span<const float> expecte
   double worst = 0, size = 1e-30;
   for (size_t i = 0; i < got.size(); ++i) {
     const double error = std::fabs(static_cast<double>(got[i]) - expected[i]);
-    if (!(error <= worst)) worst = error;  // keeps NaN
+    worst = std::isnan(worst) || worst > error ? worst : error;  // NaN stays
     size = std::max(size, std::fabs(static_cast<double>(expected[i])));
   }
   return worst / size;
+}
+
+// The scale of a vector in an fp8 page (docs/cuda.md): the least float16 that clips nothing, at most 146.125.
+float fp8_scale(std::span<const float> x) {
+  float largest = 0;
+  for (const float value : x) largest = std::max(largest, std::fabs(value));
+  const uint16_t bits = f32_to_f16(largest / kLargestFp8);
+  const float scale = f16_to_f32(bits);
+  return std::min(scale * kLargestFp8 < largest ? f16_to_f32(static_cast<uint16_t>(bits + 1)) : scale, 146.125f);
+}
+
+uint8_t fp8_code(float value, float scale) { return f32_to_fp8(scale > 0 ? value * (1.0f / scale) : 0.0f); }
+
+// `x` as a cache of bf16 or fp8 holds it.
+void round_as_stored(DType dtype, std::span<float> x) {
+  const float scale = fp8_scale(x);
+  for (float& value : x) {
+    value = dtype == DType::kBF16 ? bf16_to_f32(f32_to_bf16(value)) : scale * fp8_to_f32(fp8_code(value, scale));
+  }
 }
 
 // A device and the CPU, both fed with the numbers that the device's operands can hold.
@@ -74,6 +95,7 @@ class SelfTest {
     attention_variants();
     if (device_.supports_drawing(sizes_.vocab)) token_draws();
     pages();
+    if (device_.supports_kv(DType::kFp8)) fp8_codes();
     return std::move(outcomes_);
   }
 
@@ -114,12 +136,14 @@ class SelfTest {
     std::unique_ptr<DeviceBuffer> device;
     std::vector<float> values;
   };
-  Operands make_operands(int64_t rows, int64_t cols, uint32_t seed) {
+  Operands make_operands(int64_t rows, int64_t cols, uint32_t seed, bool many_sizes = false) {
     const auto x = upload(random_values(static_cast<size_t>(rows * cols), seed), rows, cols);
-    const auto ones = device_.make_vector(std::vector<float>(static_cast<size_t>(cols), 1.0f));
+    std::vector<float> sizes(static_cast<size_t>(cols), 1.0f);
+    for (size_t i = 0; many_sizes && i < sizes.size(); ++i) sizes[i] = std::ldexp(1.0f, -static_cast<int>(i % 21));
+    const auto weight = device_.make_vector(sizes);
     Operands out{device_.allocate(static_cast<size_t>(rows * cols) * device_.operand_bytes()),
                  std::vector<float>(static_cast<size_t>(rows * cols))};
-    device_.rms_norm(static_cast<const float*>(x->data()), *ones, 1e-5f, rows, cols, out.device->data());
+    device_.rms_norm(static_cast<const float*>(x->data()), *weight, 1e-5f, rows, cols, out.device->data());
     device_.read_operands(out.device->data(), out.values);
     return out;
   }
@@ -235,7 +259,9 @@ class SelfTest {
 
   void attention_variants() {
     const auto bam = make_spec(PositionEncoding::kBam, true);
-    for (const DType kv : {DType::kF32, DType::kF16, DType::kI8, DType::kI4}) attention("bam", bam, kv, true);
+    for (const DType kv : kKvDtypes) {
+      if (device_.supports_kv(kv)) attention("bam", bam, kv, true);
+    }
     attention("bam dense", bam, DType::kF16, false);
     attention("alibi", make_spec(PositionEncoding::kAlibi, false), DType::kF16, true);
     attention("nope", make_spec(PositionEncoding::kNope, true), DType::kF16, true);
@@ -260,7 +286,8 @@ class SelfTest {
     std::unique_ptr<DeviceBuffer> memory;
   };
 
-  // Fills a cache with `context` keys, then compares a chunk of queries and one query at its end.
+  // Fills a cache with `context` keys, then compares a chunk of queries and one query at its end. A format that the CPU
+  // has not is float32 there, of numbers rounded in the same way.
   void attention(const char* name, const AttentionSpec& spec, DType kv, bool certified) {
     const int64_t chunk = sizes_.rows, context = sizes_.context;
     const int64_t width = int64_t{spec.num_heads + 2 * spec.num_kv_heads} * spec.head_dim;
@@ -269,13 +296,18 @@ class SelfTest {
     AttentionLayer *layers[] = {layer.get()}, *cpu_layers[] = {cpu_layer.get()};
     device_.reserve_positions(layers, context);
     cpu_->reserve_positions(cpu_layers, context);
-    Cache cache(device_, spec, kv, context), cpu_cache(*cpu_, spec, kv, context);
+    const bool cpu_has_it = cpu_->supports_kv(kv);
+    Cache cache(device_, spec, kv, context), cpu_cache(*cpu_, spec, cpu_has_it ? kv : DType::kF32, context);
     Operands qkv;
     int64_t start = 0;
     for (; start + chunk <= context; start += chunk) {
       qkv = make_operands(chunk, width, 20 + static_cast<uint32_t>(start));
       const SequenceRows rows = cache.rows(start, chunk), cpu_rows = cpu_cache.rows(start, chunk);
       device_.write_kv(*layer, cache.view, {&rows, 1}, qkv.device->data());
+      for (int64_t at = 0; !cpu_has_it && at < chunk * width; at += spec.head_dim) {
+        if (at % width < out_width) continue;  // queries stay
+        round_as_stored(kv, std::span(qkv.values).subspan(static_cast<size_t>(at), static_cast<size_t>(spec.head_dim)));
+      }
       cpu_->write_kv(*cpu_layer, cpu_cache.view, {&cpu_rows, 1}, qkv.values.data());
     }
     start -= chunk;
@@ -356,6 +388,43 @@ class SelfTest {
     device_.copy_page(cache.view, 0, 1);
     device_.read_page(cache.view, 1, back);
     report({.operation = "pages", .shape = fmt::format("{} bytes", bytes.size()), .error = bytes == back ? 0.0 : 1.0});
+  }
+
+  // What the device stores in fp8, byte by byte: newer devices have an instruction for it, others compute it.
+  void fp8_codes() {
+    const AttentionSpec spec = make_spec(PositionEncoding::kNope, false);
+    const int64_t dim = spec.head_dim, width = int64_t{spec.num_heads + 2 * spec.num_kv_heads} * dim;
+    const auto layer = device_.make_attention(spec);
+    Cache cache(device_, spec, DType::kFp8, kTileKeys);
+    const KvLayout& layout = cache.view.layout;
+    const Operands qkv = make_operands(kTileKeys, width, 91, true);
+    const SequenceRows rows = cache.rows(0, kTileKeys);
+    device_.write_kv(*layer, cache.view, {&rows, 1}, qkv.device->data());
+    std::vector<std::byte> page(layout.page_bytes());
+    int wrong = 0;
+    for (int vector = 0; vector < 2 * spec.num_kv_heads; ++vector) {
+      const bool is_key = vector < spec.num_kv_heads;
+      device_.read_page(cache.view, cache.table[static_cast<size_t>(vector % spec.num_kv_heads)], page);
+      for (int64_t slot = 0; slot < kTileKeys; ++slot) {
+        const auto x =
+            std::span(qkv.values)
+                .subspan(static_cast<size_t>(slot * width + (spec.num_heads + vector) * dim), static_cast<size_t>(dim));
+        const float scale = fp8_scale(x);
+        const size_t scales = is_key ? layout.k_scale_offset : layout.v_scale_offset;
+        uint16_t stored_scale;
+        std::memcpy(&stored_scale, page.data() + scales + static_cast<size_t>(slot) * 2, sizeof stored_scale);
+        wrong += stored_scale == f32_to_f16(scale) ? 0 : 1;
+        for (int64_t d = 0; d < dim; ++d) {
+          const int64_t at =
+              is_key ? (slot / kPanelKeys * dim + d) * kPanelKeys + slot % kPanelKeys : slot * layout.padded_dim + d;
+          const size_t offset = (is_key ? layout.k_offset : layout.v_offset) + static_cast<size_t>(at);
+          wrong += static_cast<uint8_t>(page[offset]) == fp8_code(x[static_cast<size_t>(d)], scale) ? 0 : 1;
+        }
+      }
+    }
+    report({.operation = "fp8 codes",
+            .shape = fmt::format("{} numbers", 2 * spec.num_kv_heads * kTileKeys * dim),
+            .error = static_cast<double>(wrong)});
   }
 
   Backend& device_;

@@ -96,7 +96,7 @@ class Service {
       serving_ = make_serving_model(*loaded_);
     } catch (const std::exception& error) {
       load_error_ = error.what();
-      exit_code_ = 1;
+      exit_code_ = dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
       http_.quit();
       return;
     }

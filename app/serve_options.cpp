@@ -47,11 +47,11 @@ std::vector<std::string> read_keys(const std::string& file, const std::string& o
   return keys;
 }
 
-DType parse_kv_dtype(const std::string& value) {
-  if (value == "f32") return DType::kF32;
-  if (value == "int8") return DType::kI8;
-  if (value == "bf16") return DType::kBF16;
-  return value == "int4" ? DType::kI4 : DType::kF16;
+DType parse_kv_dtype(const std::string& value, const std::string& origin, const std::string& choices) {
+  for (const DType dtype : kKvDtypes) {
+    if (value == dtype_name(dtype)) return dtype;
+  }
+  throw UsageError("{}: '{}' is not one of {}", origin, value, choices);
 }
 
 // Builders for the common kinds of settings; `field` picks where the value goes.
@@ -101,10 +101,10 @@ void add_model_options(std::vector<ServeOption>& out) {
                  integer_into(BAM_FIELD(model.threads), 0, 4096)});
   out.push_back({"dtype", "auto|f32|f16|bf16|int8", "weights in memory; auto: as in the checkpoint", "auto", false,
                  false, kModel, choice_into(BAM_FIELD(model.dtype), "auto|f32|f16|bf16|int8")});
-  out.push_back({"kv-dtype", "f32|f16|bf16|int8|int4", "keys and values in memory", "f16", false, false, kModel,
-                 [](ServeConfig& c, const std::string& v, const std::string& o) {
-                   check_one_of(v, o, "f32|f16|bf16|int8|int4");
-                   c.model.engine.kv_dtype = parse_kv_dtype(v);
+  const char* kv_dtypes = "f32|f16|bf16|int8|fp8|int4";
+  out.push_back({"kv-dtype", kv_dtypes, "keys and values in memory; bf16 and fp8 on a GPU only", "f16", false, false,
+                 kModel, [=](ServeConfig& c, const std::string& v, const std::string& o) {
+                   c.model.engine.kv_dtype = parse_kv_dtype(v, o, kv_dtypes);
                  }});
   out.push_back({"kv-memory", "auto|SIZE", "memory of the KV cache", "auto", false, false, kModel,
                  [](ServeConfig& c, const std::string& v, const std::string& o) {

@@ -18,6 +18,16 @@ double gib(size_t bytes) { return static_cast<double>(bytes) / (1u << 30); }
 
 }  // namespace
 
+void check_kv_dtype(const Backend& backend, DType dtype) {
+  if (backend.supports_kv(dtype)) return;
+  std::string there;
+  for (const DType other : kKvDtypes) {
+    if (backend.supports_kv(other)) there += fmt::format("{}{}", there.empty() ? "" : ", ", dtype_name(other));
+  }
+  throw UsageError("--kv-dtype: this device has no KV cache of {}, it has {}; the device is {}", dtype_name(dtype),
+                   there, backend.description());
+}
+
 uint64_t auto_kv_bytes(uint64_t free_bytes) {
   return static_cast<uint64_t>(kSafeShare * static_cast<double>(free_bytes));
 }
@@ -27,9 +37,7 @@ KvPlan plan_kv(BamModel& model, EngineConfig config) {
   config.max_batched_tokens =
       std::max(std::min(config.max_batched_tokens, model.options().max_rows), config.max_num_seqs);
   const KvGeometry geometry(config.page_size, model.group_reach(), config.max_batched_tokens);
-  if (!model.backend().supports_kv(config.kv_dtype)) {
-    throw UsageError("this device has no KV cache of {}", dtype_name(config.kv_dtype));
-  }
+  check_kv_dtype(model.backend(), config.kv_dtype);
   const KvLayout layout = make_kv_layout(config.kv_dtype, static_cast<int>(model.config().head_dim), config.page_size);
 
   const int64_t groups = geometry.num_groups();

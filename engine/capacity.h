@@ -22,6 +22,9 @@ struct KvPlan {
   int64_t capacity_tokens() const { return num_pages / geometry.num_groups() * geometry.page_size(); }
 };
 
+// Throws UsageError with the formats that the device has if `dtype` is not one of them.
+void check_kv_dtype(const Backend& backend, DType dtype);
+
 // The safe share of free memory that kv_memory auto takes.
 uint64_t auto_kv_bytes(uint64_t free_bytes);
 

@@ -8,6 +8,9 @@
 
 namespace bam {
 
+// What kv_dtype may be; not every device has all of them (Backend::supports_kv).
+inline constexpr DType kKvDtypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kI8, DType::kFp8, DType::kI4};
+
 // Resolved settings of an engine; every field is valid by the time an Engine sees it.
 struct EngineConfig {
   DType kv_dtype = DType::kF16;

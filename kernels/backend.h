@@ -112,7 +112,7 @@ class Backend {
   // Bytes that a KV cache could take now without hurting the machine.
   virtual size_t free_memory_bytes() const = 0;
   // Formats in which write_kv() can store keys and values.
-  virtual bool supports_kv(DType dtype) const { return dtype != DType::kBF16; }
+  virtual bool supports_kv(DType dtype) const { return dtype != DType::kBF16 && dtype != DType::kFp8; }
 
   // Contents undefined but committed lazily where the device can.
   virtual std::unique_ptr<DeviceBuffer> allocate(size_t bytes) = 0;

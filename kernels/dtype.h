@@ -8,7 +8,8 @@
 namespace bam {
 
 // Storage formats of weights and of the KV cache. Arithmetic is always accumulated in float32.
-enum class DType : uint8_t { kF32, kF16, kBF16, kI8, kI4 };
+// kFp8 is e4m3: 1 sign, 4 exponent (bias 7) and 3 mantissa bits; no infinities, 0x7f and 0xff are NaN.
+enum class DType : uint8_t { kF32, kF16, kBF16, kI8, kI4, kFp8 };
 
 constexpr std::string_view dtype_name(DType dtype) {
   switch (dtype) {
@@ -17,6 +18,7 @@ constexpr std::string_view dtype_name(DType dtype) {
     case DType::kBF16: return "bf16";
     case DType::kI8: return "int8";
     case DType::kI4: return "int4";
+    case DType::kFp8: return "fp8";
   }
   return "?";
 }
@@ -26,7 +28,8 @@ constexpr size_t dtype_bits(DType dtype) {
     case DType::kF32: return 32;
     case DType::kF16:
     case DType::kBF16: return 16;
-    case DType::kI8: return 8;
+    case DType::kI8:
+    case DType::kFp8: return 8;
     case DType::kI4: return 4;
   }
   return 0;
@@ -66,6 +69,30 @@ inline uint16_t f32_to_f16(float value) {
   }
   const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
   return sign | static_cast<uint16_t>((rounded - 0x38000000u) >> 13);
+}
+
+inline constexpr float kLargestFp8 = 448.0f;
+
+inline float fp8_to_f32(uint8_t code) {
+  if ((code & 0x7fu) == 0x7fu) return std::bit_cast<float>(0x7fc00000u);
+  // Read as a float16 the number is 2^8 too small, subnormals included.
+  return f16_to_f32(static_cast<uint16_t>((code & 0x80u) << 8 | (code & 0x7fu) << 7)) * 256.0f;
+}
+
+// Round to nearest even; beyond 448 and infinity saturate, NaN becomes 0x7f.
+inline uint8_t f32_to_fp8(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = bits >> 24 & 0x80u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return 0x7fu;
+  if (magnitude >= 0x43e00000u) return static_cast<uint8_t>(sign | 0x7eu);  // >= 448
+  if (magnitude < 0x3c800000u) {
+    // Adding 2^14 aligns the mantissa so that the hardware rounds to multiples of 2^-9 for us.
+    const float aligned = std::bit_cast<float>(magnitude) + 16384.0f;
+    return static_cast<uint8_t>(sign | (std::bit_cast<uint32_t>(aligned) - 0x46800000u));
+  }
+  const uint32_t rounded = magnitude + 0x7ffffu + (magnitude >> 20 & 1u);
+  return static_cast<uint8_t>(sign | (rounded - 0x3c000000u) >> 20);
 }
 
 }  // namespace bam

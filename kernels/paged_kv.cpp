@@ -24,9 +24,8 @@ KvLayout make_kv_layout(DType dtype, int head_dim, int page_size) {
   const size_t bits = dtype_bits(dtype);
   const size_t k_bytes = static_cast<size_t>(kTileKeys) * static_cast<size_t>(head_dim) * bits / 8;
   const size_t v_bytes = static_cast<size_t>(kTileKeys) * static_cast<size_t>(layout.padded_dim) * bits / 8;
-  const size_t scale_bytes = dtype == DType::kI8   ? kTileKeys * sizeof(uint16_t)
-                             : dtype == DType::kI4 ? 2 * kTileKeys * sizeof(uint16_t)
-                                                   : 0;
+  const size_t scales_per_key = dtype == DType::kI4 ? 2 : dtype == DType::kI8 || dtype == DType::kFp8 ? 1 : 0;
+  const size_t scale_bytes = scales_per_key * kTileKeys * sizeof(uint16_t);
   size_t offset = 0;
   const auto place = [&offset](size_t bytes) {
     const size_t at = offset;

@@ -3,7 +3,7 @@
 //   page = page_size / 64 tiles, each
 //     K      4 panels of 16 keys, a panel is [head_dim][16]: q.K runs along keys, no transpose when reading
 //     V      [64][padded_dim], padded_dim = head_dim rounded up to 16, padding zero
-//     scales one per key for K and for V (int8: scale; int4: scale and minimum), float16
+//     scales one per key for K and for V (int8, fp8: scale; int4: scale and minimum), float16
 //     stats  box and norms of the 64 stored keys, written once when the tile is full
 //
 // int4 stores 16 neighbours (keys of a panel, dims of a V row) in 8 bytes: low nibbles are the first eight.

@@ -24,7 +24,9 @@ table_rows() {
       registers = shared = 0
       if (match($0, /Used [0-9]+ registers/)) { split(substr($0, RSTART), word, " "); registers = word[2] }
       if (match($0, /[0-9]+ bytes smem/)) { split(substr($0, RSTART), word, " "); shared = word[1] }
-      sub(/^void /, "", name); gsub(/bam::cuda::|\(anonymous namespace\)::/, "", name); sub(/\(.*$/, "", name)
+      sub(/^void /, "", name); gsub(/bam::cuda::|\(anonymous namespace\)::/, "", name)
+      gsub(/\([A-Za-z_:]+\)/, "", name)  # casts of enumerators in template arguments
+      sub(/\(.*$/, "", name)
       printf "%s\t%d\t%d\t%d\t%d\t%d\t%s\n", arch, registers, shared, stack, stores, loads, name
     }'
 }

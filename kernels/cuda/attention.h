@@ -99,7 +99,7 @@ struct AttentionArgs {
 
 // One kernel launch over num_items work items. All blocks of a launch have at most `max_rows` rows.
 void attention_plain(const AttentionArgs& args, int num_items, cudaStream_t stream);
-// Tensor cores: 16-bit operands, KV in kF16, kBF16 or kI8, padded head_dim up to 128.
+// Tensor cores: 16-bit operands, KV in kF16, kBF16, kI8 or kFp8, padded head_dim up to 128.
 // bias_floats: room for the bias of one stage, see bias_stage_floats().
 void attention_mma(const AttentionArgs& args, int num_items, int max_rows, int bias_floats, cudaStream_t stream);
 void prepare_attention_mma(int max_shared_bytes);

@@ -7,8 +7,9 @@
 //                               keys
 //   (16 bytes of padding put the 8 rows that one ldmatrix reads into different banks)
 //
-// Scores and softmax are float32; weights are rounded to the KV cache's 16-bit format for the second product. int8 keys
-// enter as exact integers and are scaled in float32 afterwards, int8 values are scaled on their way to shared memory.
+// Scores and softmax are float32; weights are rounded to the KV cache's 16-bit format for the second product. int8 and
+// fp8 keys enter as exact numbers and are scaled in float32 afterwards, values are scaled on their way to shared
+// memory.
 #include <algorithm>
 
 #include "kernels/cuda/attention_mma_block.h"
@@ -88,24 +89,26 @@ __global__ void __launch_bounds__(kMaxThreads, C::kMinBlocks)
 // Calls body(Config) for the kernel that fits the cache.
 template <typename Body>
 void with_config(const KvLayout& layout, Body&& body) {
-  const auto sized = [&]<typename T, bool kQuantised>() {
+  const auto sized = [&]<typename T, Codes kCodes>() {
     const int dims = layout.padded_dim / 16;
-    if (dims <= 2) return body(Config<T, kQuantised, 2>());
-    if (dims == 3) return body(Config<T, kQuantised, 3>());
-    if (dims == 4) return body(Config<T, kQuantised, 4>());
-    if (dims <= 6) return body(Config<T, kQuantised, 6>());
-    return body(Config<T, kQuantised, 8>());
+    if (dims <= 2) return body(Config<T, kCodes, 2>());
+    if (dims == 3) return body(Config<T, kCodes, 3>());
+    if (dims == 4) return body(Config<T, kCodes, 4>());
+    if (dims <= 6) return body(Config<T, kCodes, 6>());
+    return body(Config<T, kCodes, 8>());
   };
-  if (layout.dtype == DType::kBF16) return sized.template operator()<__nv_bfloat16, false>();
-  if (layout.dtype == DType::kI8) return sized.template operator()<__half, true>();
-  return sized.template operator()<__half, false>();
+  if (layout.dtype == DType::kBF16) return sized.template operator()<__nv_bfloat16, Codes::kNone>();
+  if (layout.dtype == DType::kI8) return sized.template operator()<__half, Codes::kInt8>();
+  if (layout.dtype == DType::kFp8) return sized.template operator()<__half, Codes::kFp8>();
+  return sized.template operator()<__half, Codes::kNone>();
 }
 
 }  // namespace
 
 bool attention_mma_supports(DType operand, const KvLayout& layout) {
   return operand != DType::kF32 && layout.padded_dim <= 128 &&
-         (layout.dtype == DType::kF16 || layout.dtype == DType::kBF16 || layout.dtype == DType::kI8);
+         (layout.dtype == DType::kF16 || layout.dtype == DType::kBF16 || layout.dtype == DType::kI8 ||
+          layout.dtype == DType::kFp8);
 }
 
 void attention_mma(const AttentionArgs& args, int num_items, int max_rows, int bias_floats, cudaStream_t stream) {
@@ -119,7 +122,7 @@ void attention_mma(const AttentionArgs& args, int num_items, int max_rows, int b
 }
 
 void prepare_attention_mma(int max_shared_bytes) {
-  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kI8}) {
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kI8, DType::kFp8}) {
     for (const int padded_dim : {32, 48, 64, 96, 128}) {
       KvLayout layout;
       layout.dtype = dtype;

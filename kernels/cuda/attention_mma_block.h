@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/attention_mma_types.h"
+#include "kernels/cuda/stored.h"
 
 namespace bam::cuda::mma {
 
@@ -84,7 +85,17 @@ struct Kernel {
     }
   }
 
-  // int8: the raw stage becomes 16-bit numbers; values get their scale here, keys later.
+  // Two neighbouring codes as numbers; every one of them is exact in T.
+  __device__ __forceinline__ static float2 decode2(const unsigned char* codes) {
+    if constexpr (C::kCodes == Codes::kFp8) {
+      return fp8x2_to_float2(*reinterpret_cast<const uint16_t*>(codes));
+    } else {
+      const auto* integers = reinterpret_cast<const int8_t*>(codes);
+      return {static_cast<float>(integers[0]), static_cast<float>(integers[1])};
+    }
+  }
+
+  // Codes: the raw stage becomes 16-bit numbers; values get their scale here, keys later.
   __device__ __forceinline__ void widen(int s) {
     const KvLayout& layout = args.kv.layout;
     const auto* scales = reinterpret_cast<const uint16_t*>(run.data[s / kStagesPerTile] + layout.v_scale_offset) +
@@ -92,18 +103,17 @@ struct Kernel {
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < layout.head_dim * (kStageKeys / 2); i += threads) {
       const int d = i / (kStageKeys / 2), pair = i % (kStageKeys / 2);
-      const auto* codes = reinterpret_cast<const int8_t*>(raw(s)) + d * kStageKeys + 2 * pair;
-      reinterpret_cast<uint32_t*>(stage(s) + d * kKeyRowBytes)[pair] =
-          pack2<T>(static_cast<float>(codes[0]), static_cast<float>(codes[1]));
+      const float2 key = decode2(raw(s) + d * kStageKeys + 2 * pair);
+      reinterpret_cast<uint32_t*>(stage(s) + d * kKeyRowBytes)[pair] = pack2<T>(key.x, key.y);
     }
     const int pairs = layout.padded_dim / 2;
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < kStageKeys * pairs; i += threads) {
       const int key = i / pairs, pair = i % pairs;
       const float scale = half_bits_to_float(scales[key]);
-      const auto* codes = reinterpret_cast<const int8_t*>(raw(s)) + C::kDims * 16 * (kStageKeys + key) + 2 * pair;
+      const float2 value = decode2(raw(s) + C::kDims * 16 * (kStageKeys + key) + 2 * pair);
       reinterpret_cast<uint32_t*>(stage(s) + C::kKeyBytes + key * C::kValueRowBytes)[pair] =
-          pack2<T>(scale * static_cast<float>(codes[0]), scale * static_cast<float>(codes[1]));
+          pack2<T>(scale * value.x, scale * value.y);
     }
   }
 

@@ -21,11 +21,15 @@ struct MmaOf<__nv_bfloat16> {
   static constexpr MmaType kType = MmaType::kBF16;
 };
 
-// T: 16-bit format of the products; kQuantised: the cache holds int8; kDims: dims / 16, padding included.
-template <typename T_, bool kQuantised_, int kDims_>
+// What the cache holds: numbers of type T, or codes of 8 bits that are widened to T and a scale per key.
+enum class Codes { kNone, kInt8, kFp8 };
+
+// T: 16-bit format of the products; kDims: dims / 16, padding included.
+template <typename T_, Codes kCodes_, int kDims_>
 struct Config {
   using T = T_;
-  static constexpr bool kQuantised = kQuantised_;
+  static constexpr Codes kCodes = kCodes_;
+  static constexpr bool kQuantised = kCodes != Codes::kNone;
   static constexpr int kDims = kDims_;
   // Queries stay in registers while there are enough of them.
   static constexpr bool kSharedQueries = kDims > 4;
@@ -33,7 +37,7 @@ struct Config {
   static constexpr int kValueRowBytes = kDims * 32 + 16;
   static constexpr int kValueBytes = kStageKeys * kValueRowBytes;
   static constexpr int kStageBytes = kKeyBytes + kValueBytes;
-  // int8 arrives as it is and is widened into one stage.
+  // Codes arrive as they are and are widened into one stage.
   static constexpr int kRawBytes = kQuantised ? kDims * 16 * kStageKeys * 2 : 0;
   static constexpr int kStages = kQuantised ? 1 : 2;
   // Blocks of four warps on one multiprocessor: what the compiler may spend on registers (65536 / 128 / blocks) without

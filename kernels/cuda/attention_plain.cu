@@ -3,6 +3,7 @@
 #include "kernels/cuda/attention_rows.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/memory.h"
+#include "kernels/cuda/stored.h"
 
 namespace bam::cuda {
 namespace {
@@ -64,7 +65,8 @@ __device__ __forceinline__ void store_row(const AttentionArgs& args, const Query
   }
 }
 
-// One row at work.
+// One row at work over pages of one format.
+template <DType kStored>
 struct RowWork {
   const AttentionArgs& args;
   const QueryBlock& block;
@@ -84,7 +86,7 @@ struct RowWork {
     const auto* scales = reinterpret_cast<const uint16_t*>(tile + layout.k_scale_offset);
     float dot = 0;
     for (int d = 0; d < layout.head_dim; ++d) {
-      dot = fmaf(q[d], load_stored(layout.dtype, keys, scales, slot, key_index(layout.head_dim, slot, d)), dot);
+      dot = fmaf(q[d], load_stored(kStored, keys, scales, slot, key_index(layout.head_dim, slot, d)), dot);
     }
     return head.bias == nullptr ? dot : fmaf(row.bias_scale, head.bias[row.position - key], dot);
   }
@@ -113,7 +115,7 @@ struct RowWork {
       if (d >= layout.head_dim) continue;
       float sum = state.out[i] * scale;
       for (int slot = 0; slot < slots; ++slot) {
-        sum = fmaf(weights[slot], load_stored(layout.dtype, values, scales, slot, slot * layout.padded_dim + d), sum);
+        sum = fmaf(weights[slot], load_stored(kStored, values, scales, slot, slot * layout.padded_dim + d), sum);
       }
       state.out[i] = sum;
     }
@@ -138,6 +140,7 @@ struct RowWork {
 };
 
 // grid: (items, rows / kWarps)
+template <DType kStored>
 __global__ void __launch_bounds__(kWarps * 32, 4) attention_plain_kernel(AttentionArgs args) {
   BAM_SHARED(float, queries, [kWarps][kMaxDim]);
   BAM_SHARED(float, weights, [kWarps][kTileKeys]);
@@ -152,7 +155,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4) attention_plain_kernel(Attenti
     queries[warp][d] = load_operand(args.operand, args.qkv, at + d) * info.content_scale;
   }
   __syncwarp();
-  RowWork work{args, block, args.heads[info.head], info, queries[warp], weights[warp], lane};
+  RowWork<kStored> work{args, block, args.heads[info.head], info, queries[warp], weights[warp], lane};
   State total, segment;
   const int entries = item.kind == WorkKind::kAnchor ? 0 : num_segments(args, block, item.block);
   if (item.kind == WorkKind::kPart) {
@@ -201,7 +204,17 @@ __global__ void __launch_bounds__(kWarps * 32) attention_merge_kernel(AttentionA
 void attention_plain(const AttentionArgs& args, int num_items, cudaStream_t stream) {
   BAM_CHECK(args.kv.layout.padded_dim <= kMaxDim);
   const dim3 grid(static_cast<unsigned>(num_items), kMaxBlockRows / kWarps);
-  check(launch(attention_plain_kernel, grid, dim3(kWarps * 32), 0, stream, args), "attention_plain_kernel");
+  const auto run = [&]<DType kStored>() {
+    check(launch(attention_plain_kernel<kStored>, grid, dim3(kWarps * 32), 0, stream, args), "attention_plain_kernel");
+  };
+  switch (args.kv.layout.dtype) {
+    case DType::kF32: return run.template operator()<DType::kF32>();
+    case DType::kF16: return run.template operator()<DType::kF16>();
+    case DType::kBF16: return run.template operator()<DType::kBF16>();
+    case DType::kI8: return run.template operator()<DType::kI8>();
+    case DType::kI4: return run.template operator()<DType::kI4>();
+    case DType::kFp8: return run.template operator()<DType::kFp8>();
+  }
 }
 
 void attention_merge(const AttentionArgs& args, int num_items, cudaStream_t stream) {

@@ -147,7 +147,7 @@ std::shared_ptr<const DeviceMemory> CudaBackend::rope_tables(const AttentionSpec
   fill(RopeTables::kFine, 1);
   fill(kMaxPositions / RopeTables::kFine, RopeTables::kFine);
   auto memory = std::make_shared<DeviceMemory>(angles.size() * sizeof(RopeAngle));
-  BAM_CUDA(cudaMemcpy(memory->data(), angles.data(), memory->size(), cudaMemcpyHostToDevice));
+  copy_in(*memory, angles.data());
   known_rope_ = memory;
   known_rope_key_ = key;
   return memory;

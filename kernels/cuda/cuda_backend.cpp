@@ -145,6 +145,11 @@ void CudaBackend::settle() noexcept {
   }
 }
 
+void CudaBackend::copy_in(const DeviceMemory& to, const void* from) {
+  graph_.finish(stream_.get());  // a recorded copy would read its source too late
+  BAM_CUDA(cudaMemcpyAsync(to.data(), from, to.size(), cudaMemcpyHostToDevice, stream_.get()));
+}
+
 std::unique_ptr<DeviceBuffer> CudaBackend::allocate(size_t bytes) { return std::make_unique<CudaBuffer>(*this, bytes); }
 
 std::unique_ptr<LinearWeights> CudaBackend::make_linear(std::span<const HostMatrix> parts, DType weight_dtype) {
@@ -162,17 +167,17 @@ std::unique_ptr<LinearWeights> CudaBackend::make_linear(std::span<const HostMatr
   packed.reserve(static_cast<size_t>(linear->n * linear->ldk) * dtype_bits(linear->dtype) / 8);
   for (const HostMatrix& part : parts) pack_rows(part, linear->dtype, linear->ldk, packed, scale);
   linear->weights = DeviceMemory(packed.size());
-  BAM_CUDA(cudaMemcpy(linear->weights.data(), packed.data(), packed.size(), cudaMemcpyHostToDevice));
+  copy_in(linear->weights, packed.data());
   if (!scale.empty()) {
     linear->scale = DeviceMemory(scale.size() * sizeof(float));
-    BAM_CUDA(cudaMemcpy(linear->scale.data(), scale.data(), linear->scale.size(), cudaMemcpyHostToDevice));
+    copy_in(linear->scale, scale.data());
   }
   return linear;
 }
 
 std::unique_ptr<DeviceBuffer> CudaBackend::make_vector(std::span<const float> values) {
   auto buffer = std::make_unique<CudaBuffer>(*this, values.size_bytes());
-  BAM_CUDA(cudaMemcpy(buffer->data(), values.data(), values.size_bytes(), cudaMemcpyHostToDevice));
+  copy_in(buffer->memory, values.data());
   return buffer;
 }
 
@@ -184,12 +189,14 @@ const void* CudaBackend::embedding_on_device(const HostMatrix& table) {
       return known.memory.data();
     }
   }
-  synchronize();  // kernels may still read what is dropped here
-  std::erase_if(embeddings_, [&](const Embedding& known) { return known.source.data == table.data; });
-  if (embeddings_.size() >= kMaxEmbeddings) embeddings_.erase(embeddings_.begin());
-  const size_t bytes = static_cast<size_t>(table.rows) * row_bytes(table);
-  embeddings_.push_back({table, print, DeviceMemory(bytes)});
-  BAM_CUDA(cudaMemcpy(embeddings_.back().memory.data(), table.data, bytes, cudaMemcpyHostToDevice));
+  const auto gone = std::find_if(embeddings_.begin(), embeddings_.end(),
+                                 [&](const Embedding& known) { return known.source.data == table.data; });
+  if (gone != embeddings_.end() || embeddings_.size() >= kMaxEmbeddings) {
+    synchronize();  // kernels may still read what is dropped here
+    embeddings_.erase(gone != embeddings_.end() ? gone : embeddings_.begin());
+  }
+  embeddings_.push_back({table, print, DeviceMemory(static_cast<size_t>(table.rows) * row_bytes(table))});
+  copy_in(embeddings_.back().memory, table.data);
   return embeddings_.back().memory.data();
 }
 

@@ -135,6 +135,8 @@ class CudaBackend final : public Backend {
   cudaEvent_t step_end();
   template <typename T>
   T* upload(std::span<const T> values);
+  // Ordinary host memory to the device, in stream order: the source may go when this returns.
+  void copy_in(const DeviceMemory& to, const void* from);
   // The block table of one layer of one sequence, as far as `num_tiles` reach.
   struct Table {
     const int32_t* source = nullptr;  // host, to recognise it

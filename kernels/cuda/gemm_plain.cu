@@ -73,21 +73,15 @@ __global__ void __launch_bounds__(kThreads) gemm_plain_kernel(GemmArgs args) {
   }
 }
 
-// grid: rows; one warp per row.
+// grid: rows; one warp per row. A NaN in the row becomes its scale, and so the result.
 template <typename T>
 __global__ void __launch_bounds__(32)
     quantize_kernel(const T* x, long long k, long long ldk, int8_t* out, float* scale) {
   const long long row = blockIdx.x;
   const int lane = static_cast<int>(threadIdx.x);
   float largest = 0;
-  for (long long d = lane; d < k; d += 32) {
-    const float value = fabsf(to_float(x[row * k + d]));
-    if (!(value <= largest)) largest = value;  // keeps NaN, so that a broken row stays visible
-  }
-  for (int step = 16; step > 0; step /= 2) {
-    const float other = __shfl_xor_sync(kAllLanes, largest, step);
-    if (!(other <= largest)) largest = other;
-  }
+  for (long long d = lane; d < k; d += 32) largest = max_or_nan(largest, fabsf(to_float(x[row * k + d])));
+  for (int step = 16; step > 0; step /= 2) largest = max_or_nan(largest, __shfl_xor_sync(kAllLanes, largest, step));
   const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
   for (long long d = lane; d < ldk; d += 32) {
     const float code = d < k ? rintf(to_float(x[row * k + d]) * inverse) : 0.0f;

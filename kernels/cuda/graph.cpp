@@ -39,12 +39,8 @@ void StepGraph::finish(cudaStream_t stream) {
       executable = nullptr;
     }
   }
-  if (executable == nullptr) {
-    BAM_CUDA(cudaGraphInstantiate(&executable, recorded.graph, 0));
-    ++instantiations_;
-  }
+  if (executable == nullptr) BAM_CUDA(cudaGraphInstantiate(&executable, recorded.graph, 0));
   BAM_CUDA(cudaGraphLaunch(executable, stream));
-  ++launches_;
 }
 
 void StepGraph::abandon(cudaStream_t stream) {

@@ -25,13 +25,9 @@ class StepGraph {
   // Forgets what was recorded, after a failure.
   void abandon(cudaStream_t stream);
 
-  int64_t num_launches() const { return launches_; }
-  int64_t num_instantiations() const { return instantiations_; }
-
  private:
   bool recording_ = false;
   int64_t rows_ = 0;
-  int64_t launches_ = 0, instantiations_ = 0;
   std::map<int64_t, cudaGraphExec_t> executables_;  // by rows of the step
 };
 

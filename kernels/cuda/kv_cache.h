@@ -34,25 +34,6 @@ __device__ __forceinline__ int key_index(int head_dim, int slot, int d) {
   return (slot / kPanelKeys * head_dim + d) * kPanelKeys + slot % kPanelKeys;
 }
 
-// Element `index` of a tile's K or V array; `scale` points to the scales of its kind.
-__device__ __forceinline__ float load_stored(DType dtype, const unsigned char* array, const uint16_t* scale, int slot,
-                                             int index) {
-  switch (dtype) {
-    case DType::kF32: return reinterpret_cast<const float*>(array)[index];
-    case DType::kF16: return half_bits_to_float(reinterpret_cast<const uint16_t*>(array)[index]);
-    case DType::kBF16: return to_float(__ushort_as_bfloat16(reinterpret_cast<const uint16_t*>(array)[index]));
-    case DType::kI8:
-      return half_bits_to_float(scale[slot]) * static_cast<float>(reinterpret_cast<const int8_t*>(array)[index]);
-    case DType::kI4: {
-      const int byte = array[index / 16 * 8 + index % 8];
-      const int code = index % 16 < 8 ? byte & 15 : byte >> 4;
-      return fmaf(half_bits_to_float(scale[slot]), static_cast<float>(code),
-                  half_bits_to_float(scale[kTileKeys + slot]));
-    }
-  }
-  return 0;
-}
-
 // cos and sin of position * theta^(-2t/head_dim) as the product of a coarse and a fine table, both double.
 struct RopeAngle {
   double cos, sin;

@@ -1,15 +1,18 @@
 // Rotates q and k, stores k and v in their pages and completes the statistics of full tiles. What is stored, and the
-// statistics of it, follow kernels/cpu/kv_store.cpp to the letter.
+// statistics of it, follow kernels/cpu/kv_store.cpp to the letter; bfloat16 and fp8 are stored by the same rules.
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/kv_cache.h"
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/numeric.h"
+#include "kernels/cuda/stored.h"
 
 namespace bam::cuda {
 namespace {
 
 constexpr int kThreads = 128;
 constexpr int kMaxDim = 256;
+// The largest fp8 scale whose 448-fold is a finite float16: what is larger saturates, as in float16 pages.
+constexpr float kLargestFp8Scale = 146.125f;
 constexpr float kWiden = 1.0f + 1e-5f;  // norms were rounded; every bound stays an upper bound
 
 struct Quantizer {
@@ -20,14 +23,16 @@ struct Quantizer {
 template <typename T>
 __device__ __forceinline__ Quantizer fit(DType dtype, const T* x, int head_dim, int lane) {
   Quantizer q;
-  if (dtype == DType::kI8) {
+  if (dtype == DType::kI8 || dtype == DType::kFp8) {
+    const float limit = dtype == DType::kI8 ? 127.0f : kLargestFp8;
     float largest = 0;
     for (int d = lane; d < head_dim; d += 32) largest = fmaxf(largest, fabsf(to_float(x[d])));
     largest = warp_max(largest);
-    const uint16_t bits = float_to_half_bits(largest / 127.0f);
+    const uint16_t bits = float_to_half_bits(largest / limit);
     q.scale = half_bits_to_float(bits);
     // A scale that was rounded down would clip the largest value: take the next one up.
-    if (q.scale * 127.0f < largest) q.scale = half_bits_to_float(static_cast<uint16_t>(bits + 1));
+    if (q.scale * limit < largest) q.scale = half_bits_to_float(static_cast<uint16_t>(bits + 1));
+    if (dtype == DType::kFp8) q.scale = fminf(q.scale, kLargestFp8Scale);
     q.inverse = q.scale > 0 ? 1.0f / q.scale : 0.0f;
   } else if (dtype == DType::kI4) {
     float low = to_float(x[0]), high = low;
@@ -53,7 +58,7 @@ template <typename T, typename Index>
 __device__ __forceinline__ void store_vector(const KvLayout& layout, unsigned char* array, uint16_t* scales, int slot,
                                              const T* x, int lane, Index index) {
   const Quantizer q = fit(layout.dtype, x, layout.head_dim, lane);
-  if (lane == 0 && (layout.dtype == DType::kI8 || layout.dtype == DType::kI4)) {
+  if (lane == 0 && (layout.dtype == DType::kI8 || layout.dtype == DType::kI4 || layout.dtype == DType::kFp8)) {
     scales[slot] = float_to_half_bits(q.scale);
     if (layout.dtype == DType::kI4) scales[kTileKeys + slot] = float_to_half_bits(q.minimum);
   }
@@ -66,6 +71,7 @@ __device__ __forceinline__ void store_vector(const KvLayout& layout, unsigned ch
       case DType::kI8:
         reinterpret_cast<int8_t*>(array)[index(d)] = static_cast<int8_t>(encode(q, value, -127.0f, 127.0f));
         break;
+      case DType::kFp8: array[index(d)] = float_to_fp8(value * q.inverse); break;
       case DType::kI4: {
         // Neighbours share a byte with another slot (K) or another lane (V): a whole word changes at once.
         const int at = index(d), byte = at / 16 * 8 + at % 8, shift = byte % 4 * 8 + (at % 16 < 8 ? 0 : 4);
@@ -122,12 +128,10 @@ __device__ __forceinline__ uint16_t round_up_half(float value) {
   return static_cast<uint16_t>(round_down_half(-value) ^ 0x8000);
 }
 
-// Largest of `count` values in shared memory; NaN wins, so that it makes a bound useless instead of vanishing.
+// Largest of `count` values in shared memory; NaN makes a bound useless.
 __device__ __forceinline__ float largest_or_nan(const float* values, int count) {
   float largest = 0;
-  for (int i = 0; i < count; ++i) {
-    if (!(values[i] <= largest)) largest = values[i];
-  }
+  for (int i = 0; i < count; ++i) largest = max_or_nan(largest, values[i]);
   return largest;
 }
 
@@ -172,9 +176,9 @@ __device__ __forceinline__ void finish_tile(const KvLayout& layout, unsigned cha
   }
 }
 
-// grid: (items, kv heads)
+// grid: (items, kv heads). Four blocks: left alone, ptxas aims at more and spills.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) write_kv_kernel(KvWriteArgs args, const KvWriteItem* items) {
+__global__ void __launch_bounds__(kThreads, 4) write_kv_kernel(KvWriteArgs args, const KvWriteItem* items) {
   BAM_SHARED(float, mid, [kMaxDim]);
   BAM_SHARED(float, norm2, [kTileKeys]);
   BAM_SHARED(float, distance2, [kTileKeys]);
@@ -245,7 +249,7 @@ __device__ __forceinline__ void finish_super(const KvPages& kv, const int32_t* p
   float max_norm = 0;
   for (int t = 0; t < kSuperTiles; ++t) {
     const float norm = stats_at(tile_pointer(kv, pages, last - kSuperTiles + 1 + t), layout.stats_offset)->max_norm;
-    if (!(norm <= max_norm)) max_norm = norm;
+    max_norm = max_or_nan(max_norm, norm);
   }
   out->radius = largest_or_nan(radius, kSuperTiles) * kWiden;
   out->max_norm = max_norm;
@@ -264,7 +268,7 @@ __global__ void __launch_bounds__(kThreads) finish_chain_kernel(KvWriteArgs args
     if (threadIdx.x == 0 && t > 0) {
       const float before = stats_at(tile_pointer(args.kv, pages, t - 1), args.kv.layout.stats_offset)->max_norm_prefix;
       KeyStats* stats = stats_at(tile_pointer(args.kv, pages, t), args.kv.layout.stats_offset);
-      if (!(before <= stats->max_norm_prefix)) stats->max_norm_prefix = before;
+      stats->max_norm_prefix = max_or_nan(before, stats->max_norm_prefix);
     }
     if (args.use_super[head] == 0 || t % kSuperTiles != kSuperTiles - 1) continue;
     __syncthreads();

@@ -44,6 +44,9 @@ __device__ __forceinline__ T from_float(float value) {
   return Convert<T>::from(value);
 }
 
+// The larger one, NaN if either is: what is broken must stay visible.
+__device__ __forceinline__ float max_or_nan(float a, float b) { return a != a || a > b ? a : b; }
+
 __device__ __forceinline__ float half_bits_to_float(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
 __device__ __forceinline__ uint16_t float_to_half_bits(float value) { return __half_as_ushort(__float2half_rn(value)); }
 

@@ -186,6 +186,32 @@ __device__ __forceinline__ void cp_async_wait() {
 #endif
 }
 
+// Two float32 to e4m3 (sm_89 and later): to nearest even, saturating at 448. `low` goes to the low byte.
+__device__ __forceinline__ uint16_t cvt_e4m3x2(float low, float high) {
+#ifdef BAM_CUDA_EMU
+  return ::cuda_emu::cvt_e4m3x2(low, high);
+#elif BAM_DEVICE_ARCH >= 890
+  uint16_t codes;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;\n" : "=h"(codes) : "f"(low), "f"(high));
+  return codes;
+#else
+  return 0;
+#endif
+}
+
+// Two e4m3 to float16 (sm_89 and later), exact; the low byte becomes the low half.
+__device__ __forceinline__ uint32_t cvt_f16x2_e4m3x2(uint16_t codes) {
+#ifdef BAM_CUDA_EMU
+  return ::cuda_emu::cvt_f16x2_e4m3x2(codes);
+#elif BAM_DEVICE_ARCH >= 890
+  uint32_t halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;\n" : "=r"(halves) : "h"(codes));
+  return halves;
+#else
+  return 0;
+#endif
+}
+
 // 2^x with the special function unit: relative error below 2^-22, 0 for very negative x, subnormal results become 0.
 __device__ __forceinline__ float exp2_approx(float x) {
 #ifdef BAM_CUDA_EMU

@@ -122,6 +122,13 @@ TEST(ServeConfig, TheDefaultsInTheTableAreTheDefaults) {
   }
 }
 
+TEST(ServeConfig, EveryKvFormatHasAName) {
+  for (const DType dtype : kKvDtypes) {
+    const std::string name(dtype_name(dtype));
+    EXPECT_EQ(resolve({{"kv-dtype", name}}).model.engine.kv_dtype, dtype) << name;
+  }
+}
+
 TEST(ServeConfig, BadValuesAreNamed) {
   const std::vector<std::pair<std::string, std::string>> bad = {{"port", "65536"},
                                                                 {"port", "-1"},

@@ -59,11 +59,7 @@ Exact exact_inputs(const Case& test, const AttentionSpec& spec, const std::vecto
   const bool rotated = spec.encoding == PositionEncoding::kRope || spec.encoding == PositionEncoding::kRopeLocal;
   const int64_t width = int64_t{test.heads + 2 * test.kv_heads} * test.head_dim;
   reference::Oracle::KvRounding rounding;
-  if (test.kv == DType::kBF16) {
-    rounding = [](double* x, int64_t n, bool) {
-      for (int64_t i = 0; i < n; ++i) x[i] = rounded(static_cast<float>(x[i]), DType::kBF16);
-    };
-  } else if (test.kv == DType::kI8) {
+  if (test.kv == DType::kI8) {
     rounding = [](double* x, int64_t n, bool) { round_to_int8(x, n); };
   } else {
     rounding = reference::kv_rounding(test.kv);
@@ -90,7 +86,9 @@ Exact exact_inputs(const Case& test, const AttentionSpec& spec, const std::vecto
 double tolerance(const Case& test) {
   const bool tensor = test.operand != DType::kF32;
   const double products = tensor ? std::max(cuda_test::unit(test.operand), cuda_test::unit(test.kv)) : 0;
-  return 4 * products + 3e-5;
+  // Values of 8 bits are rounded once more when they get their scale.
+  const bool scaled = test.kv == DType::kI8 || test.kv == DType::kFp8;
+  return (scaled ? 6 : 4) * products + 3e-5;
 }
 
 class AttentionOp : public ::testing::TestWithParam<Case> {};
@@ -129,8 +127,8 @@ std::vector<Case> formats() {
     cases.push_back(test);
   };
   // Tensor cores: every cache format and head size; 5 and 7 tiles of 16 dims run in the next larger kernel.
-  for (const DType kv : {DType::kF16, DType::kBF16, DType::kI8}) {
-    for (const int dim : {32, 48, 64, 80, 128}) {
+  for (const DType kv : {DType::kF16, DType::kBF16, DType::kI8, DType::kFp8}) {
+    for (const int dim : {32, 48, 64, 80, 96, 112, 128}) {
       Case test{.kv = kv, .head_dim = dim};
       if (dim > 64) test.tokens = 97, test.heads = 2, test.kv_heads = 1;
       add(test);
@@ -139,10 +137,10 @@ std::vector<Case> formats() {
   add({.operand = DType::kBF16, .kv = DType::kBF16, .head_dim = 48});
   add({.operand = DType::kBF16, .kv = DType::kF16, .head_dim = 64});
   add({.operand = DType::kBF16, .kv = DType::kI8, .head_dim = 16});
+  add({.operand = DType::kBF16, .kv = DType::kFp8, .head_dim = 22});
   add({.kv = DType::kF16, .head_dim = 18});
-  add({.kv = DType::kI8, .head_dim = 112, .tokens = 66});
   // The plain path.
-  for (const DType kv : {DType::kF32, DType::kF16, DType::kBF16, DType::kI8, DType::kI4}) {
+  for (const DType kv : {DType::kF32, DType::kF16, DType::kBF16, DType::kI8, DType::kI4, DType::kFp8}) {
     add({.operand = DType::kF32, .kv = kv, .head_dim = 48, .tokens = 131});
   }
   add({.operand = DType::kF16, .kv = DType::kI4, .head_dim = 32, .tokens = 66});
@@ -154,9 +152,10 @@ std::vector<Case> formats() {
 std::vector<Case> variants() {
   std::vector<Case> cases;
   const auto add = [&](const char* name, Case test) {
-    for (const DType operand : {DType::kF16, DType::kF32}) {
-      test.name = std::string(name) + "_" + std::string(dtype_name(operand));
-      test.operand = test.kv = operand;
+    for (const DType kv : {DType::kF16, DType::kF32, DType::kFp8}) {
+      test.name = std::string(name) + "_" + std::string(dtype_name(kv));
+      test.operand = kv == DType::kF32 ? DType::kF32 : DType::kF16;
+      test.kv = kv;
       cases.push_back(test);
     }
   };

@@ -91,11 +91,48 @@ TEST_P(Certify, SameBitsInAnyCutPageSizeAndSplit) {
 
 INSTANTIATE_TEST_SUITE_P(Formats, Certify,
                          ::testing::Values(std::pair{DType::kF32, DType::kF32}, std::pair{DType::kF16, DType::kF16},
-                                           std::pair{DType::kF16, DType::kI8}),
+                                           std::pair{DType::kF16, DType::kI8}, std::pair{DType::kF16, DType::kFp8}),
                          [](const auto& info) {
                            return std::string(dtype_name(info.param.first)) + "_" +
                                   std::string(dtype_name(info.param.second));
                          });
+
+// The same attention on the CPU backend, for its counters.
+std::vector<AttentionCounters> cpu_counters(const Case& test, const std::vector<float>& qkv, int64_t queries) {
+  const auto backend = make_cpu_backend({.num_threads = 1});
+  const auto layer = backend->make_attention(make_spec(test));
+  AttentionLayer* layers[] = {layer.get()};
+  backend->reserve_positions(layers, test.tokens);
+  cuda_test::Cache cache(*backend, test);
+  std::vector<float> rows = qkv, out(static_cast<size_t>(queries * test.heads * test.head_dim));
+  const SequenceRows all = cache.rows(0, test.tokens), asking = cache.rows(test.tokens - queries, queries);
+  backend->write_kv(*layer, cache.view, {&all, 1}, rows.data());
+  std::vector<int32_t> query_rows(static_cast<size_t>(queries));
+  std::iota(query_rows.begin(), query_rows.end(), static_cast<int32_t>(test.tokens - queries));
+  std::vector<AttentionCounters> counters(static_cast<size_t>(test.heads));
+  backend->attention(*layer, cache.view, {&asking, 1}, query_rows, rows.data(), {}, out.data(), counters);
+  return counters;
+}
+
+// Both count (row, tile) pairs of the same rule. The CPU compares with everything seen so far, the device with the
+// anchor only, so it may read more, but not much.
+TEST(CertifyCounters, AreThoseOfTheCpu) {
+  const Case test = long_case(DType::kF32, DType::kF32);
+  const int64_t queries = 20;
+  const std::vector<float> qkv = drifting_qkv(test);
+  const std::vector<AttentionCounters> cpu = cpu_counters(test, qkv, queries);
+  std::vector<AttentionCounters> device;
+  const auto backend = make_cuda(test.operand);
+  run(*backend, test, make_spec(test), qkv, queries, {}, &device, test.tokens - queries);
+  uint64_t cpu_skipped = 0;
+  for (size_t h = 0; h < cpu.size(); ++h) {
+    EXPECT_EQ(device[h].visited + device[h].skipped, cpu[h].visited + cpu[h].skipped) << "head " << h;
+    EXPECT_GE(device[h].visited, cpu[h].visited) << "head " << h;
+    EXPECT_LE(device[h].visited, cpu[h].visited + cpu[h].visited / 8) << "head " << h;
+    cpu_skipped += cpu[h].skipped;
+  }
+  EXPECT_GT(cpu_skipped, 0u);
+}
 
 // What the two backends store for the same keys must be the same bytes: pages and snapshots move between devices.
 TEST(KvWrite, PagesAreThoseOfTheCpu) {

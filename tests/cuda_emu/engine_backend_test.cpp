@@ -44,12 +44,16 @@ std::vector<Outcome> run(bool device_sampling) {
   auto model = std::make_unique<BamModel>(*backend, std::move(model_config), std::move(weights), ModelOptions{});
   std::vector<Outcome> outcomes;
   Engine engine(std::move(model), config, 1);
+  const uint64_t start = cuda_emu::statistics().host_waits;
   std::vector<std::shared_ptr<CollectingSink>> sinks;
   for (Request& request : requests(vocab)) {
     sinks.push_back(std::make_shared<CollectingSink>(request.n));
     EXPECT_EQ(engine.submit(std::move(request), sinks.back()).status, SubmitStatus::kAccepted);
   }
   for (const auto& sink : sinks) outcomes.push_back(sink->wait());
+  const uint64_t steps = engine.stats().steps, waits = cuda_emu::statistics().host_waits - start;
+  EXPECT_GE(steps, 6u);
+  EXPECT_LE(waits, steps) << "a step waits for the device once";
   return outcomes;
 }
 

@@ -118,6 +118,24 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return (std::ostringstream() << info.param).str(); });
 
 // 128 x 128 tiles are taken when there are enough of them.
+// int8 activations have no code for NaN: the row's scale must carry it, wherever in the row it stands.
+TEST(LinearOp, NanInAQuantisedRowIsNotLost) {
+  const auto backend = make_cuda();
+  const int64_t k = 96, n = 16, rows = 3;
+  const auto weights = random_floats(static_cast<size_t>(n * k), 1);
+  const HostMatrix matrix = cuda_test::host_matrix(weights, n, k);
+  const auto linear = backend->make_linear({&matrix, 1}, DType::kI8);
+  for (const size_t where : {0u, 40u, 95u}) {
+    auto x = rounded(random_floats(static_cast<size_t>(rows * k), 2), DType::kF16);
+    x[k + where] = std::nanf("");
+    const auto input = to_device(*backend, x, DType::kF16);
+    const auto out = backend->allocate(static_cast<size_t>(rows * n) * sizeof(float));
+    backend->linear_logits(*linear, input->data(), rows, static_cast<float*>(out->data()));
+    const auto got = cuda_test::floats(*backend, *out, static_cast<size_t>(rows * n));
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(std::isnan(got[i]), i / n == 1) << where << " " << i;
+  }
+}
+
 TEST(LinearOp, LargeTilesGiveTheSameBitsAsSmallOnes) {
   const int64_t rows = 257, k = 48, n = 2800;
   const auto backend = make_cuda();

@@ -82,5 +82,34 @@ TEST(PageSwap, KeepsTheOrderOfOperations) {
   }
 }
 
+// A sequence that went to the host and came back into other pages: attention gives the same bits, in every format.
+TEST(PageSwap, AttentionOverPagesThatCameBackIsTheSame) {
+  for (const DType kv : {DType::kF16, DType::kBF16, DType::kI8, DType::kFp8, DType::kI4}) {
+    const cuda_test::Case test{.name = "swap", .kv = kv, .tokens = 150};
+    const AttentionSpec spec = cuda_test::make_spec(test);
+    const auto backend = cuda_test::make_cuda();
+    const auto layer = backend->make_attention(spec);
+    AttentionLayer* layers[] = {layer.get()};
+    backend->reserve_positions(layers, test.tokens);
+    cuda_test::Cache here(*backend, test), there(*backend, test);
+    std::reverse(there.table.begin(), there.table.end());
+    const auto operands = cuda_test::to_device(*backend, cuda_test::make_qkv(test, 4), test.operand);
+    const SequenceRows before = here.rows(0, test.tokens), after = there.rows(0, test.tokens);
+    backend->write_kv(*layer, here.view, {&before, 1}, operands->data());
+    const auto attend = [&](const cuda_test::Cache& cache, const SequenceRows& rows) {
+      const auto count = static_cast<size_t>(test.tokens * test.heads * test.head_dim);
+      const auto out = backend->allocate(count * backend->operand_bytes());
+      std::vector<AttentionCounters> counters(static_cast<size_t>(test.heads));
+      backend->attention(*layer, cache.view, {&rows, 1}, {}, operands->data(), {}, out->data(), counters);
+      return cuda_test::operands(*backend, *out, count);
+    };
+    const auto expected = attend(here, before);
+    std::vector<std::byte> pages(here.table.size() * here.view.layout.page_bytes());
+    backend->read_pages(here.view, here.table, pages);
+    backend->write_pages(there.view, there.table, pages);
+    EXPECT_EQ(attend(there, after), expected) << dtype_name(kv);
+  }
+}
+
 }  // namespace
 }  // namespace bam

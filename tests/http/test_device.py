@@ -92,6 +92,40 @@ class NoDevice(unittest.TestCase):
         self.assertIn("using the CPU", told[0])
 
 
+class FormatsOfTheGpuOnly(unittest.TestCase):
+    """KV formats that the CPU has not: one line with those that it has, exit code 2."""
+
+    def expect_refused(self, result, dtype):
+        self.assertEqual(result.returncode, 2, result.stderr)
+        own = [line for line in result.stderr.splitlines() if line.startswith("bam ")]
+        self.assertEqual(len(own), 1, result.stderr)
+        for word in ("--kv-dtype", dtype, "it has f32, f16, int8, int4"):
+            self.assertIn(word, own[0])
+
+    def test_the_cpu_refuses_them(self):
+        with tempfile.TemporaryDirectory() as folder:  # no plugin: auto is the CPU
+            for device in ("cpu", "auto"):
+                for dtype in ("fp8", "bf16"):
+                    with self.subTest(device=device, dtype=dtype):
+                        self.expect_refused(
+                            generate("--device", device, "--kv-dtype", dtype, BAM_PLUGIN_DIR=folder), dtype)
+            served = subprocess.run(
+                [bamtest.BAM, "serve", "--model", bamtest.checkpoint(), "--port", "0", "--device", "auto"],
+                capture_output=True, text=True, timeout=120, check=False,
+                env=clean_environment(BAM_PLUGIN_DIR=folder, BAM_KV_DTYPE="fp8"))
+            self.expect_refused(served, "fp8")
+
+    def test_the_gpu_takes_them(self):
+        plugin = emulated_plugin()
+        if plugin is None:
+            self.skipTest("this build has no emulated CUDA plugin")
+        for dtype in ("fp8", "bf16"):
+            with self.subTest(dtype=dtype):
+                result = generate("--device", "cuda", "--kv-dtype", dtype, tokens=3, BAM_PLUGIN_DIR=str(plugin.parent))
+                self.assertEqual(result.returncode, 0, result.stderr)
+                self.assertNotEqual(result.stdout.strip(), "")
+
+
 def selftest(*arguments, **environment):
     return subprocess.run([bamtest.BAM, "selftest", *arguments], capture_output=True, text=True, timeout=600, check=False,
                           env=clean_environment(**environment))
@@ -100,7 +134,8 @@ def selftest(*arguments, **environment):
 class SelfTest(unittest.TestCase):
     """`bam selftest` as a user runs it."""
 
-    OPERATIONS = ("embed", "rms_norm", "linear", "swiglu", "attention", "draw tokens", "pages")
+    OPERATIONS = ("embed", "rms_norm", "linear", "swiglu", "attention bam bf16", "attention bam fp8", "draw tokens", "pages",
+                  "fp8 codes")
 
     def expect_good(self, result, *words):
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)

@@ -109,7 +109,7 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(again.stderr, "")
         report = json.loads(run("inspect", "--model", bamtest.checkpoint(), "--json", "--at", "4096").stdout)
         self.assertEqual(len(report["prior"]), report["layers"] * report["heads"])
-        self.assertEqual([entry["dtype"] for entry in report["kv"]], ["f32", "f16", "int8", "int4"])
+        self.assertEqual([entry["dtype"] for entry in report["kv"]], ["f32", "f16", "bf16", "int8", "fp8", "int4"])
         sizes = [entry["bytes_per_token"] for entry in report["kv"]]
         self.assertEqual(sizes, sorted(sizes, reverse=True))
         self.assertIn("reach@", run("inspect", "--model", bamtest.checkpoint()).stdout)

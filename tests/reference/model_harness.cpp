@@ -42,6 +42,21 @@ void round_to_int4(double* x, int64_t n) {
   }
 }
 
+// e4m3 numbers times a half-precision scale, the smallest that does not clip the largest value, up to 146.125.
+// Quotients in float32 as in the cache: float16 inputs hit exact ties, where float64 may round the other way.
+void round_to_fp8(double* x, int64_t n) {
+  double largest = 0;
+  for (int64_t d = 0; d < n; ++d) largest = std::max(largest, std::abs(x[d]));
+  double scale = round_to_f16(static_cast<float>(largest) / 448.0f);
+  if (scale * 448 < largest) scale += f16_step(scale);
+  scale = std::min(scale, 146.125);
+  const float inverse = scale > 0 ? 1.0f / static_cast<float>(scale) : 0.0f;
+  for (int64_t d = 0; d < n; ++d) {
+    const double q = std::clamp(static_cast<float>(x[d]) * inverse, -448.0f, 448.0f), step = format_step(q, 4, -6);
+    x[d] = std::nearbyint(q / step) * step * scale;
+  }
+}
+
 class VariantList {
  public:
   // Fills in the sizes that no variant is about; head sizes and head groups take turns.
@@ -190,7 +205,8 @@ Oracle::KvRounding kv_rounding(DType kv_dtype) {
     case DType::kF16: return [](double* x, int64_t n, bool) { std::transform(x, x + n, x, round_to_f16); };
     case DType::kI8: return [](double* x, int64_t n, bool) { round_to_int8(x, n); };
     case DType::kI4: return [](double* x, int64_t n, bool) { round_to_int4(x, n); };
-    case DType::kBF16: break;
+    case DType::kFp8: return [](double* x, int64_t n, bool) { round_to_fp8(x, n); };
+    case DType::kBF16: return [](double* x, int64_t n, bool) { std::transform(x, x + n, x, round_to_bf16); };
   }
   throw std::invalid_argument("no such KV format");
 }

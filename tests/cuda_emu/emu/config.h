@@ -53,6 +53,8 @@ class ScopedConfig {
 struct Statistics {
   uint64_t launches = 0;
   uint64_t graph_launches = 0;
+  uint64_t graph_instantiations = 0;
+  uint64_t graph_updates = 0;
   uint64_t copies = 0;
   uint64_t host_waits = 0;  // synchronising calls
   uint64_t allocations = 0;

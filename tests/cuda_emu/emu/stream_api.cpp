@@ -276,6 +276,7 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t*
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
   return api_call([&] {
+    ++cuda_emu::statistics().graph_instantiations;
     *exec = new CUgraphExec_st{graph->nodes};
     return cudaSuccess;
   });
@@ -294,6 +295,7 @@ cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph, cudaGra
         return cudaErrorGraphExecUpdateFailure;
       }
     }
+    ++cuda_emu::statistics().graph_updates;
     exec->nodes = graph->nodes;
     return cudaSuccess;
   });

@@ -1,7 +1,8 @@
-// mma, ldmatrix and cp.async. Registers of a warp are seen here as 8x8 core matrices: register r of lanes 0..31, laid
-// side by side, is one core matrix in row-major order (32 words of two 16-bit elements, or 64 accumulators). The tables
-// of the PTX manual, which say the same lane by lane, are in lane_maps_test.cpp and nowhere else.
+// mma, ldmatrix, cp.async and cvt. Registers of a warp are seen here as 8x8 core matrices: register r of lanes 0..31,
+// laid side by side, is one core matrix in row-major order (32 words of two 16-bit elements, or 64 accumulators). The
+// tables of the PTX manual, which say the same lane by lane, are in lane_maps_test.cpp and nowhere else.
 #include <fmt/format.h>
+#include <fp8_bits.h>
 #include <half_bits.h>
 
 #include <cstring>
@@ -180,6 +181,17 @@ void cp_async_wait(int pending) { running_block().thread().copies.wait(pending);
 float exp2_flush(float x) {
   const float y = std::exp2(x);
   return y < 0x1p-126f ? 0.0f : y;
+}
+
+uint16_t cvt_e4m3x2(float low, float high) {
+  return static_cast<uint16_t>(float_to_e4m3(low) | float_to_e4m3(high) << 8);
+}
+
+uint32_t cvt_f16x2_e4m3x2(uint16_t codes) {
+  const auto half = [](int code) {
+    return uint32_t{float_to_half(static_cast<float>(e4m3_to_double(static_cast<uint8_t>(code))))};
+  };
+  return half(codes & 0xff) | half(codes >> 8) << 16;
 }
 
 }  // namespace cuda_emu

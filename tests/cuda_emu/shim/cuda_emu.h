@@ -29,6 +29,8 @@ void cp_async(void* shared, const void* global, int bytes, int source_bytes);
 void cp_async_commit();
 void cp_async_wait(int pending);
 float exp2_flush(float x);
+uint16_t cvt_e4m3x2(float low, float high);
+uint32_t cvt_f16x2_e4m3x2(uint16_t codes);
 
 // Whether the emulated machine has the library, see Config::cublas.
 bool has_cublas();
