@@ -103,6 +103,9 @@ inline int64_t num_segments(int64_t diagonal_tile) {
 
 // ---- writing, the same bits on every instruction set ----
 
+// A NaN key compares false everywhere and would vanish from a maximum: it makes the bound useless instead.
+inline float larger_or_nan(float a, float b) { return a != a || a > b ? a : b; }
+
 struct KvStoreKernels {
   // Stores keys and values of `count` consecutive positions inside one tile, slots [slot, slot + count).
   // k, v: [count] rows with stride ld, head_dim values each.

@@ -144,10 +144,7 @@ void CpuBackend::chain_stats(const CpuAttention& layer, const KvCacheView& kv, c
   };
   for (int64_t t = seq.start_pos / kTileKeys; t < full_end; ++t) {
     KeyStats* stats = stats_of(t);
-    if (t > 0) {
-      const float before = stats_of(t - 1)->max_norm_prefix;
-      if (!(before <= stats->max_norm_prefix)) stats->max_norm_prefix = before;
-    }
+    if (t > 0) stats->max_norm_prefix = larger_or_nan(stats->max_norm_prefix, stats_of(t - 1)->max_norm_prefix);
     if (!layer.use_super[static_cast<size_t>(head)] || t % kSuperTiles != kSuperTiles - 1) continue;
     const std::byte* tiles16[kSuperTiles];
     for (int i = 0; i < kSuperTiles; ++i) tiles16[i] = tile_at(layout, kv.base, pages, t - kSuperTiles + 1 + i);

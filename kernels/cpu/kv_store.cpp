@@ -235,14 +235,11 @@ void FinishStats(const KvLayout& layout, std::byte* tile) {
     }
   }
   for (int d = layout.head_dim; d < layout.padded_dim; ++d) view.lo[d] = view.hi[d] = 0;
-  // A NaN key compares false everywhere and would vanish from the maximum; make the bound useless instead.
   const auto largest = [](const F32x16(&of)[kPanels]) {
     HWY_ALIGN float lanes[kTileKeys];
     for (int b = 0; b < kPanels; ++b) Store16(of[b], lanes + 16 * b);
     float most = 0;
-    for (const float value : lanes) {
-      if (!(value <= most)) most = value;
-    }
+    for (const float value : lanes) most = larger_or_nan(most, value);
     return most;
   };
   view.stats->radius = std::sqrt(largest(dist2)) * kWiden;
@@ -296,8 +293,8 @@ void finish_super_stats(const KvLayout& layout, const std::byte* const* tiles, s
       shift2 += offset * offset;
     }
     const float tile_radius = stats->radius + std::sqrt(shift2);
-    if (!(tile_radius <= radius)) radius = tile_radius;
-    if (!(stats->max_norm <= max_norm)) max_norm = stats->max_norm;
+    radius = larger_or_nan(radius, tile_radius);
+    max_norm = larger_or_nan(max_norm, stats->max_norm);
   }
   out.stats->radius = radius * kWiden;
   out.stats->max_norm = max_norm;

@@ -166,6 +166,27 @@ TEST_P(KvStore, AFullTileKnowsItsKeys) {
   }
 }
 
+// No bound over keys with a NaN is one, wherever the NaN is.
+TEST(KvStoreNan, ShowsInTheStatisticsOfItsTileAndAllLaterOnes) {
+  const Case c{DType::kF16, 48};
+  const KvLayout layout = make_kv_layout(c.dtype, c.head_dim, kTileKeys);
+  const int64_t tiles = (kKeys + kTileKeys - 1) / kTileKeys, width = int64_t{3} * kHeads * c.head_dim;
+  for (const int64_t key : {int64_t{kTileKeys}, int64_t{kTileKeys + 30}, int64_t{2 * kTileKeys - 1}}) {
+    auto rows = make_rows(c.head_dim);
+    rows[static_cast<size_t>(key * width + kHeads * c.head_dim + 7)] = std::nanf("");  // of head 0
+    const auto pages = written("auto", c, rows, kKeys, 1);
+    for (int64_t t = 0; t < 3; ++t) {
+      KeyStats stats;
+      std::memcpy(&stats, pages.data() + static_cast<size_t>(t) * layout.page_bytes() + layout.stats_offset,
+                  sizeof stats);
+      EXPECT_EQ(std::isnan(stats.max_norm), t == 1) << "key " << key << " tile " << t;
+      EXPECT_EQ(std::isnan(stats.radius), t == 1) << "key " << key << " tile " << t;
+      EXPECT_EQ(std::isnan(stats.max_norm_prefix), t >= 1) << "key " << key << " tile " << t;
+    }
+    ASSERT_GE(tiles, 3);
+  }
+}
+
 TEST_P(KvStore, TheBytesDoNotDependOnInstructionsOrCuts) {
   const Case c = GetParam();
   const auto rows = make_rows(c.head_dim);
