@@ -5,7 +5,7 @@
 
 DIR is a checkpoint of the 120M shape (tools/make_random_checkpoint.py), the GGUF files are models of the same shape,
 llama_speed is built from llama_speed.cpp beside this file. Every command is printed with --verbose. llama.cpp runs with
-and without flash attention in the first round; later rounds use what was faster, for each number. --long adds depths of 8K, 16K and 32K: our prompt
+and without flash attention the first time it reads a prompt, decodes streams or goes to a depth; what was faster is kept. --long adds depths of 8K, 16K and 32K: our prompt
 of 32,768 tokens is read, llama.cpp's is the integral of its time per token over the depths that were measured.
 """
 import argparse
@@ -39,7 +39,7 @@ class Table:
         self.samples.setdefault(what, {}).setdefault((weights, side), []).append(value)
 
     def print(self):
-        print(f"{'tokens/s':<24} {'bf16':>9} {'f16 peer':>9} {'ratio':>6}   {'int8':>9} {'q8 peer':>9} {'ratio':>6}   samples")
+        print(f"\n{'tokens/s':<24} {'bf16':>9} {'f16 peer':>9} {'ratio':>6}   {'int8':>9} {'q8 peer':>9} {'ratio':>6}   samples")
         for what, sides in self.samples.items():
             cells, counts = [], []
             for weights in OURS:
@@ -49,7 +49,7 @@ class Table:
                 counts += [len(side) for side in (ours, peer) if side]
                 cells += [f"{middle[0]:9.1f}" if middle[0] else "        -", f"{middle[1]:9.1f}" if middle[1] else "        -",
                           f"{ratio:6.2f}" if ratio else "     -"]
-            print(f"{what:<24} {cells[0]} {cells[1]} {cells[2]}   {cells[3]} {cells[4]} {cells[5]}   {min(counts)}")
+            print(f"{what:<24} {cells[0]} {cells[1]} {cells[2]}   {cells[3]} {cells[4]} {cells[5]}   {min(counts)}", flush=True)
 
 
 def ours(args, table, weights, options, names):
@@ -65,7 +65,7 @@ def ours(args, table, weights, options, names):
 class Peer:
     def __init__(self, args):
         self.args = args
-        self.best = {}  # (weights, mode, size) -> the flags that were best for one of its numbers
+        self.best = {}  # (weights, mode) -> the flags that were best for one of its numbers
 
     def measure(self, weights, mode, size, pattern):
         def once(flags):
@@ -73,7 +73,7 @@ class Peer:
             text = run([*shlex.split(self.args.peer), model, mode, str(size), *flags], self.args.verbose)
             return [float(x) for x in re.search(pattern, text).groups()]
 
-        key = (weights, mode, size)
+        key = (weights, mode)
         tried = {flags: once(flags) for flags in self.best.get(key, [(), ("no-flash",)])}
         best = [max(tried, key=lambda flags: tried[flags][i]) for i in range(len(next(iter(tried.values()))))]
         self.best.setdefault(key, sorted(set(best)))
@@ -82,7 +82,7 @@ class Peer:
 
 def short_round(args, table, peer, weights):
     ours(args, table, weights,
-         ["--prefill", "512,4096", "--decode-there", "--decode", "0", "--streams", "1,16,64", "--repeats", "4"],
+         ["--prefill", "512,4096", "--decode-there", "--decode", "0", "--streams", "1,16,64", "--repeats", "3"],
          {("prefill", 512, 1): "prefill 512", ("prefill", 4096, 1): "prefill 4096", ("decode", 4096, 1): "decode at 4096",
           ("decode", 0, 1): "decode, empty", ("decode", 0, 16): "decode, 16 streams",
           ("decode", 0, 64): "decode, 64 streams"})
@@ -91,7 +91,7 @@ def short_round(args, table, peer, weights):
         table.add(f"prefill {length}", weights, "peer", rate)
     _, rate = peer.measure(weights, "depth", 4096, r"prefill ([\d.]+) tok/s, decode ([\d.]+)")
     table.add("decode at 4096", weights, "peer", rate)
-    for streams, name in ((1, "decode, empty"), (16, "decode, 16 streams"), (64, "decode, 64 streams")):
+    for streams, name in ((16, "decode, 16 streams"), (1, "decode, empty"), (64, "decode, 64 streams")):
         rate, = peer.measure(weights, "streams", streams, r": ([\d.]+) tok/s")
         table.add(name, weights, "peer", rate)
 
@@ -122,7 +122,7 @@ def main():
         for weights in OURS:
             print(f"round {number + 1} of {args.rounds}, {OURS[weights]} and {weights}", file=sys.stderr, flush=True)
             (long_round if args.long else short_round)(args, table, peer, weights)
-    table.print()
+        table.print()
 
 
 if __name__ == "__main__":

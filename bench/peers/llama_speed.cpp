@@ -3,7 +3,7 @@
 //   g++ -O2 -std=c++20 llama_speed.cpp -lllama -lggml -lggml-base -o llama_speed
 //   llama_speed MODEL.gguf prefill TOKENS     a prompt from an empty cache
 //   llama_speed MODEL.gguf depth TOKENS       at that depth (a multiple of 2048): 512 more of a prompt, 8 decoded
-//   tokens llama_speed MODEL.gguf streams N          N sequences, 64 steps
+//   tokens llama_speed MODEL.gguf streams N          N sequences, 32 steps
 // A last argument "no-flash" turns flash attention off. Two threads; the cache is f16.
 #include <ggml-backend.h>
 #include <llama.h>
@@ -19,7 +19,7 @@
 namespace {
 
 constexpr int kThreads = 2, kBatch = 2048, kMicroBatch = 512, kBlock = 2048;
-constexpr int kDecoded = 8, kStreamSteps = 64, kStreamWarmup = 8;
+constexpr int kDecoded = 8, kStreamSteps = 32, kStreamWarmup = 8;
 
 class Peer {
  public:
