@@ -49,7 +49,7 @@ def main():
                           env={**os.environ, "BAM_PLUGIN_DIR": str(args.build)})
     print(told.stdout + told.stderr)
     # A GPU, and every operation agrees with the CPU; or the plugin fits the program and has looked for a device.
-    return 0 if told.returncode == 0 or re.search("no NVIDIA driver|driver is too old|no CUDA device", told.stderr) else 1
+    return 0 if told.returncode == 0 or re.search("no NVIDIA driver|driver is too old|no NVIDIA GPU", told.stderr) else 1
 
 
 if __name__ == "__main__":
