@@ -5,18 +5,13 @@
 #include <algorithm>
 #include <limits>
 #include <new>
-#include <random>
+
+#include "tests/engine/random_logits.h"
 
 namespace bam {
 namespace {
 
-std::vector<float> random_logits(int vocab, uint32_t seed, float spread) {
-  std::mt19937 rng(seed);
-  std::normal_distribution<float> normal(0, spread);
-  std::vector<float> logits(static_cast<size_t>(vocab));
-  for (float& x : logits) x = normal(rng);
-  return logits;
-}
+using testing::random_logits;
 
 TEST(BatchSampler, ThreadsGiveTheTokensOfOne) {
   const int vocab = 3001;

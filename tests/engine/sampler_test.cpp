@@ -11,19 +11,14 @@
 
 #include "engine/logits_math.h"
 #include "engine/philox.h"
+#include "tests/engine/random_logits.h"
 
 namespace bam {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-std::vector<float> random_logits(int vocab, uint32_t seed, float spread) {
-  std::mt19937 rng(seed);
-  std::normal_distribution<float> normal(0, spread);
-  std::vector<float> logits(static_cast<size_t>(vocab));
-  for (float& x : logits) x = normal(rng);
-  return logits;
-}
+using testing::random_logits;
 
 // The filters as their definitions say, in double precision with a full sort.
 std::vector<double> reference_distribution(const std::vector<float>& logits, const SamplingParams& p) {
