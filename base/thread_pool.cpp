@@ -10,8 +10,8 @@
 namespace bam {
 namespace {
 
-// About 20 microseconds: longer than the serial gaps inside a step, short enough not to burn an idle core.
-constexpr int kSpinRounds = 400;
+// About 100 microseconds: longer than the serial gaps inside a step, short enough not to burn an idle core.
+constexpr int kSpinRounds = 2000;
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -56,15 +56,26 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::take_items(int worker) {
-  for (;;) {
+  const auto claim = [this] {
     const int64_t item = next_.fetch_add(1, std::memory_order_relaxed);
-    if (item >= num_items_) return;
-    body_(context_, item, worker);
+    return item < num_items_ ? item : -1;
+  };
+  const int64_t team = num_threads();
+  for (int64_t item = claim(); item >= 0;) {
+    int64_t next = -1, likely = -1;
+    if (ahead_ && item + 2 * team < num_items_) {
+      likely = next = claim();
+    } else if (ahead_ && item + team < num_items_) {  // near the end everyone takes what is left
+      likely = item + team;
+    }
+    body_(context_, item, likely, worker);
+    item = next >= 0 ? next : claim();
   }
 }
 
-void ThreadPool::run(int64_t n, Body body, void* context) {
+void ThreadPool::run(int64_t n, bool ahead, Body body, const void* context) {
   num_items_ = n;
+  ahead_ = ahead;
   body_ = body;
   context_ = context;
   next_.store(0, std::memory_order_relaxed);

@@ -24,20 +24,35 @@ class ThreadPool {
   // fn must not throw. Items are handed out one at a time, so uneven ones balance.
   template <typename Fn>
   void parallel_for(int64_t n, Fn&& fn) {
-    using Plain = std::remove_reference_t<Fn>;
-    if (n <= 0) return;
-    if (n == 1 || threads_.empty()) {
-      for (int64_t i = 0; i < n; ++i) fn(i, 0);
-      return;
-    }
-    run(
-        n, [](void* context, int64_t item, int worker) { (*static_cast<Plain*>(context))(item, worker); },
-        const_cast<void*>(static_cast<const void*>(&fn)));
+    const auto body = [&fn](int64_t item, int64_t, int worker) { fn(item, worker); };
+    loop(n, false, body);
+  }
+
+  // The same with fn(item, next, worker): `next` is what this worker will be given afterwards (near the end: probably),
+  // -1 if nothing, so that its data can be fetched meanwhile.
+  template <typename Fn>
+  void parallel_for_ahead(int64_t n, Fn&& fn) {
+    loop(n, true, fn);
   }
 
  private:
-  using Body = void (*)(void* context, int64_t item, int worker);
-  void run(int64_t n, Body body, void* context);
+  template <typename Fn>
+  void loop(int64_t n, bool ahead, const Fn& fn) {
+    if (n <= 0) return;
+    if (n == 1 || threads_.empty()) {
+      for (int64_t i = 0; i < n; ++i) fn(i, i + 1 < n ? i + 1 : -1, 0);
+      return;
+    }
+    run(
+        n, ahead,
+        [](const void* context, int64_t item, int64_t next, int worker) {
+          (*static_cast<const Fn*>(context))(item, next, worker);
+        },
+        &fn);
+  }
+
+  using Body = void (*)(const void* context, int64_t item, int64_t next, int worker);
+  void run(int64_t n, bool ahead, Body body, const void* context);
   void worker_loop(int worker);
   void take_items(int worker);
 
@@ -49,8 +64,9 @@ class ThreadPool {
   alignas(64) std::atomic<int64_t> next_{0};
   alignas(64) std::atomic<uint64_t> left_{0};
   int64_t num_items_ = 0;
+  bool ahead_ = false;
   Body body_ = nullptr;
-  void* context_ = nullptr;
+  const void* context_ = nullptr;
   std::atomic<bool> stop_{false};
   std::vector<std::thread> threads_;
 };

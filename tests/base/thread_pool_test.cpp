@@ -27,6 +27,28 @@ TEST(ThreadPool, EveryItemRunsExactlyOnceOnAValidWorker) {
   }
 }
 
+TEST(ThreadPool, ALoopAheadKnowsWhatAWorkerGetsNext) {
+  for (int threads : {1, 2, 5}) {
+    ThreadPool pool(threads);
+    for (int64_t n : {0, 1, 3, 1000}) {
+      std::vector<std::atomic<int>> hits(static_cast<size_t>(n));
+      std::vector<int64_t> promised(static_cast<size_t>(threads), -1);
+      std::atomic<int> broken{0}, out_of_range{0};
+      pool.parallel_for_ahead(n, [&](int64_t item, int64_t next, int worker) {
+        hits[static_cast<size_t>(item)].fetch_add(1);
+        int64_t& mine = promised[static_cast<size_t>(worker)];
+        if (mine >= 0 && mine != item) ++broken;
+        // Near the end it is a guess.
+        mine = item + 2 * threads < n ? next : -1;
+        if (next < -1 || next >= n || next == item) ++out_of_range;
+      });
+      for (const auto& hit : hits) EXPECT_EQ(hit.load(), 1);
+      EXPECT_EQ(broken, 0);
+      EXPECT_EQ(out_of_range, 0);
+    }
+  }
+}
+
 TEST(ThreadPool, ManyShortLoopsInARowSeeTheirOwnData) {
   ThreadPool pool(4);
   std::vector<int64_t> values(64);
