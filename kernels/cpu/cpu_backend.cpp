@@ -206,7 +206,8 @@ void CpuBackend::gemm(const CpuLinear& weights, const float* in, int64_t rows, f
     }
     quantised = quantised_.as<uint8_t>();
   }
-  pool_.parallel_for(row_blocks * panel_groups, [&](int64_t task, int worker) {
+  pool_.parallel_for_ahead(row_blocks * panel_groups, [&](int64_t task, int64_t next_task, int worker) {
+    const int64_t next_panel = next_task < 0 ? -1 : next_task % panel_groups * per_task;
     const int64_t row0 = task / panel_groups * block_rows;
     const int64_t count = std::min(block_rows, rows - row0);
     const int64_t first = task % panel_groups * per_task, last = std::min(first + per_task, panels);
@@ -222,6 +223,7 @@ void CpuBackend::gemm(const CpuLinear& weights, const float* in, int64_t rows, f
                        .w_sum = weights.sum.data(),
                        .first_panel = first,
                        .last_panel = last,
+                       .next_panel = next_panel,
                        .y = out + row0 * weights.n,
                        .ldy = weights.n,
                        .accumulate = accumulate});
@@ -235,6 +237,7 @@ void CpuBackend::gemm(const CpuLinear& weights, const float* in, int64_t rows, f
                   .dtype = weights.dtype,
                   .first_panel = first,
                   .last_panel = last,
+                  .next_panel = next_panel,
                   .y = out + row0 * weights.n,
                   .ldy = weights.n,
                   .accumulate = accumulate,

@@ -25,7 +25,8 @@ struct GemmArgs {
   DType dtype = DType::kF32;  // kF32, kBF16, kF16
   int64_t first_panel = 0;
   int64_t last_panel = 0;
-  float* y = nullptr;  // [rows][n], row stride ldy
+  int64_t next_panel = -1;  // where the same thread will go on, if known
+  float* y = nullptr;       // [rows][n], row stride ldy
   int64_t ldy = 0;
   bool accumulate = false;  // start from y instead of zero
   float* unpack = nullptr;  // scratch of gemm_unpack_floats() floats
@@ -47,6 +48,7 @@ struct Int8GemmArgs {
   const int32_t* w_sum = nullptr;  // [padded n] sum over k of the weights
   int64_t first_panel = 0;
   int64_t last_panel = 0;
+  int64_t next_panel = -1;
   float* y = nullptr;
   int64_t ldy = 0;
   bool accumulate = false;

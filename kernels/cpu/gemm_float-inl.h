@@ -67,12 +67,44 @@ HWY_INLINE void PrefetchTile(const float* y, int64_t ldy) {
   }
 }
 
+// Two panels that come next. Each register tile of the current two fetches its share of them into the second-level
+// cache: otherwise the first tile would wait for memory and memory would wait for the others.
+struct Share {
+  const char* at;
+  int64_t step;  // bytes per row of k, may be 0
+};
+class NextPanels {
+ public:
+  // `tiles` register tiles of `depth` steps each work on the current panels; `second` follows `first`.
+  NextPanels(const void* first, const void* second, int64_t bytes, int64_t tiles, int64_t depth)
+      : panel_{static_cast<const char*>(first), static_cast<const char*>(second)},
+        for_first_((tiles + 1) / 2),
+        depth_(depth) {
+    const int64_t for_second = std::max<int64_t>(tiles - for_first_, 1);
+    step_[0] = (bytes + for_first_ * depth - 1) / (for_first_ * depth);
+    step_[1] = (bytes + for_second * depth - 1) / (for_second * depth);
+  }
+  // Nothing comes next: `harmless` is fetched instead.
+  explicit NextPanels(const void* harmless)
+      : panel_{static_cast<const char*>(harmless), static_cast<const char*>(harmless)} {}
+
+  HWY_INLINE Share Tile(int64_t tile) const {
+    const int q = tile < for_first_ ? 0 : 1;
+    return {panel_[q] + (tile - q * for_first_) * depth_ * step_[q], step_[q]};
+  }
+
+ private:
+  const char* panel_[2];
+  int64_t for_first_ = 0, depth_ = 0;
+  int64_t step_[2] = {0, 0};
+};
+
 // One register tile: kRows rows x (kPanels panels of 32 columns), k from begin to begin + depth.
 // Row pointers are x, x + ldx, x + 2 ldx per group of three to keep address registers few.
 template <typename Loader, int kRows, int kPanels, int kAhead = 0>
 HWY_INLINE void TileFma(const float* HWY_RESTRICT x, int64_t ldx, int64_t depth,
                         const typename Loader::Element* const* panels, float* HWY_RESTRICT y, int64_t ldy,
-                        bool accumulate) {
+                        bool accumulate, Share next = {}) {
   F32x16 acc[kRows][kPanels * 2];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -91,6 +123,10 @@ HWY_INLINE void TileFma(const float* HWY_RESTRICT x, int64_t ldx, int64_t depth,
     for (int q = 0; q < kPanels; ++q) {
       Loader::Two(panels[q] + i * kPanelCols, b[2 * q], b[2 * q + 1]);
       if constexpr (kAhead > 0) PrefetchPanelRow(panels[q] + i * kPanelCols, kAhead);
+    }
+    if constexpr (kPanels == 2) {
+      __builtin_prefetch(next.at, 0, 2);
+      next.at += next.step;
     }
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
@@ -168,15 +204,20 @@ void PanelRows(const float* x, int64_t ldx, int64_t rows, const typename Loader:
 // Two neighbouring float panels.
 template <int kRows>
 HWY_NOINLINE void PairTile(const float* x, int64_t ldx, int64_t depth, const float* const* panels, float* y,
-                           int64_t ldy, bool accumulate) {
+                           int64_t ldy, bool accumulate, Share next) {
   PrefetchTile<kRows, 2>(accumulate ? y + kRows * ldy : y, ldy);  // y itself is about to be read
-  TileFma<LoadF32Panel, kRows, 2, kPairAhead>(x, ldx, depth, panels, y, ldy, accumulate);
+  TileFma<LoadF32Panel, kRows, 2, kPairAhead>(x, ldx, depth, panels, y, ldy, accumulate, next);
 }
 template <int kRows = kPairRows>
 HWY_INLINE void AnyPairTile(int64_t rows, const float* x, int64_t ldx, int64_t depth, const float* const* panels,
-                            float* y, int64_t ldy, bool accumulate) {
-  if (rows == kRows) return PairTile<kRows>(x, ldx, depth, panels, y, ldy, accumulate);
-  if constexpr (kRows > 1) AnyPairTile<kRows - 1>(rows, x, ldx, depth, panels, y, ldy, accumulate);
+                            float* y, int64_t ldy, bool accumulate, Share next) {
+  if (rows == kRows) return PairTile<kRows>(x, ldx, depth, panels, y, ldy, accumulate, next);
+  if constexpr (kRows > 1) AnyPairTile<kRows - 1>(rows, x, ldx, depth, panels, y, ldy, accumulate, next);
+}
+
+template <typename Loader>
+HWY_INLINE const typename Loader::Element* PanelAt(const GemmArgs& a, int64_t p, int64_t k0) {
+  return static_cast<const typename Loader::Element*>(a.panels) + (p * a.k + k0) * kPanelCols;
 }
 
 // Panels p and p + 1 over [k0, k0 + depth) as floats.
@@ -184,7 +225,7 @@ template <typename Loader>
 HWY_INLINE void PairSlice(const GemmArgs& a, int64_t p, int64_t k0, int64_t depth, const float** panels) {
   using Element = typename Loader::Element;
   for (int q = 0; q < 2; ++q) {
-    const Element* slice = static_cast<const Element*>(a.panels) + ((p + q) * a.k + k0) * kPanelCols;
+    const Element* slice = PanelAt<Loader>(a, p + q, k0);
     if constexpr (sizeof(Element) == sizeof(float)) {
       panels[q] = slice;
     } else {
@@ -204,17 +245,26 @@ HWY_INLINE void PairSlice(const GemmArgs& a, int64_t p, int64_t k0, int64_t dept
 // start and end of a register tile cost more than reading weights from there. 16-bit weights are converted once per
 // slice.
 template <typename Loader>
-void PanelPair(const GemmArgs& a, int64_t p) {
+void PanelPair(const GemmArgs& a, int64_t p, int64_t next_pair) {
   float* y = a.y + p * kPanelCols;
   const int64_t slices = (a.k + kSliceDepth - 1) / kSliceDepth;
   const int64_t most = (a.k + slices - 1) / slices;
+  const int64_t tiles = (a.rows + kPairRows - 1) / kPairRows;
   for (int64_t k0 = 0; k0 < a.k; k0 += most) {
     const int64_t depth = std::min(most, a.k - k0);
     const float* panels[2];
     PairSlice<Loader>(a, p, k0, depth, panels);
-    for (int64_t r = 0; r < a.rows;) {
+    const bool last = k0 + most >= a.k;
+    const int64_t next_p = last ? next_pair : p, next_k = last ? 0 : k0 + most;
+    const int64_t next_bytes = std::min(most, a.k - next_k) * kPanelCols * int64_t{sizeof(typename Loader::Element)};
+    const NextPanels next = next_p < 0 ? NextPanels(panels[0])
+                                       : NextPanels(PanelAt<Loader>(a, next_p, next_k),
+                                                    PanelAt<Loader>(a, next_p + 1, next_k), next_bytes, tiles, depth);
+    int64_t tile = 0;
+    for (int64_t r = 0; r < a.rows; ++tile) {
       const int64_t height = TileHeight<kPairRows>(a.rows, r);
-      AnyPairTile(height, a.x + r * a.ldx + k0, a.ldx, depth, panels, y + r * a.ldy, a.ldy, a.accumulate || k0 > 0);
+      AnyPairTile(height, a.x + r * a.ldx + k0, a.ldx, depth, panels, y + r * a.ldy, a.ldy, a.accumulate || k0 > 0,
+                  next.Tile(tile));
       r += height;
     }
   }
@@ -283,7 +333,10 @@ void GemmTyped(const GemmArgs& a) {
     if (a.rows == 3) p = FewRows<Loader, 3>(a, p, full_end);
   }
   if (kPairs && a.rows > kTileRows) {
-    for (; p + 2 <= full_end; p += 2) PanelPair<Loader>(a, p);
+    for (; p + 2 <= full_end; p += 2) {
+      const int64_t next = p + 2 < a.last_panel ? p + 2 : a.next_panel;
+      PanelPair<Loader>(a, p, next + 2 <= a.n / kPanelCols ? next : -1);
+    }
   }
   for (; p < full_end; ++p) OnePanel<Loader>(a, p, a.y + p * kPanelCols, a.ldy);
   if (p < a.last_panel) RaggedPanel<Loader>(a, p);

@@ -110,10 +110,9 @@ HWY_NOINLINE void StoreRagged(const Int8GemmArgs& a, const float* tile, int tile
   }
 }
 
-// kRows rows x kPanels panels; on narrow register files one half of a panel at a time. One line per quad of k is
-// fetched from `next`.
+// kRows rows x kPanels panels; on narrow register files one half of a panel at a time.
 template <int kRows, int kPanels>
-HWY_NOINLINE void Int8Tile(const Int8GemmArgs& a, int64_t panel_index, int64_t row) {
+HWY_NOINLINE void Int8Tile(const Int8GemmArgs& a, int64_t panel_index, int64_t row, Share next) {
   const int64_t quads = (a.k + 3) / 4;
   const int64_t panel_bytes = quads * kPanelCols * 4;
   const int8_t* panel = a.panels + panel_index * panel_bytes;
@@ -141,6 +140,10 @@ HWY_NOINLINE void Int8Tile(const Int8GemmArgs& a, int64_t panel_index, int64_t r
         const int8_t* at = panel + (b / kTileBlocks) * panel_bytes + i * kPanelCols * 4 + block * 64;
         w[b] = LoadInt16(at);
         __builtin_prefetch(at + kInt8Ahead * kPanelCols * 4);
+      }
+      if constexpr (kPanels == 2) {
+        __builtin_prefetch(next.at, 0, 2);
+        next.at += next.step;
       }
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
@@ -180,16 +183,22 @@ HWY_NOINLINE void Int8Tile(const Int8GemmArgs& a, int64_t panel_index, int64_t r
 }
 
 template <int kPanels, int kRows>
-HWY_INLINE void Int8AnyTile(int64_t rows, const Int8GemmArgs& a, int64_t panel_index, int64_t row) {
-  if (rows == kRows) return Int8Tile<kRows, kPanels>(a, panel_index, row);
-  if constexpr (kRows > 1) Int8AnyTile<kPanels, kRows - 1>(rows, a, panel_index, row);
+HWY_INLINE void Int8AnyTile(int64_t rows, const Int8GemmArgs& a, int64_t panel_index, int64_t row, Share next) {
+  if (rows == kRows) return Int8Tile<kRows, kPanels>(a, panel_index, row, next);
+  if constexpr (kRows > 1) Int8AnyTile<kPanels, kRows - 1>(rows, a, panel_index, row, next);
 }
 
 template <int kPanels, int kMost>
-void Int8Panels(const Int8GemmArgs& a, int64_t p) {
-  for (int64_t r = 0; r < a.rows;) {
+void Int8Panels(const Int8GemmArgs& a, int64_t p, int64_t next_pair) {
+  const int64_t quads = (a.k + 3) / 4, panel_bytes = quads * kPanelCols * 4;
+  const int8_t* at = a.panels + next_pair * panel_bytes;
+  const NextPanels next = next_pair < 0
+                              ? NextPanels(a.panels + p * panel_bytes)
+                              : NextPanels(at, at + panel_bytes, panel_bytes, (a.rows + kMost - 1) / kMost, quads);
+  int64_t tile = 0;
+  for (int64_t r = 0; r < a.rows; ++tile) {
     const int64_t height = TileHeight<kMost>(a.rows, r);
-    Int8AnyTile<kPanels, kMost>(height, a, p, r);
+    Int8AnyTile<kPanels, kMost>(height, a, p, r, next.Tile(tile));
     r += height;
   }
 }
@@ -199,10 +208,14 @@ void GemmInt8(const Int8GemmArgs& a) {
   if constexpr (kPairs) {
     // Also one to three rows: twice the streams hide more of the memory's latency.
     if (a.rows > kTileRows || a.rows <= 3) {
-      for (; p + 2 <= a.last_panel; p += 2) Int8Panels<2, kPairRows>(a, p);
+      for (; p + 2 <= a.last_panel; p += 2) {
+        const int64_t next = p + 2 < a.last_panel ? p + 2 : a.next_panel;
+        Int8Panels<2, kPairRows>(a, p,
+                                 a.rows > kTileRows && next + 2 <= (a.n + kPanelCols - 1) / kPanelCols ? next : -1);
+      }
     }
   }
-  for (; p < a.last_panel; ++p) Int8Panels<1, kTileRows>(a, p);
+  for (; p < a.last_panel; ++p) Int8Panels<1, kTileRows>(a, p, -1);
 }
 
 float QuantizeRow(const float* x, int64_t k, uint8_t* out) {
