@@ -64,17 +64,18 @@ void ModelRunner::run(const SchedulePlan& plan, const AppendDraw& append_draw) {
   for (const ScheduledRows& scheduled : plan.rows) append(scheduled, append_draw);
   drawn_.assign(draws_.rows.size(), kDrawBadLogits);
   const size_t floats = logit_row_ids_.size() * vocab_size_;
-  if (logits_.size() < floats) logits_.resize(std::max(floats, 2 * logits_.size()));
+  const size_t bytes = floats * sizeof(float);
+  if (logits_.size() < bytes) logits_ = LazyMemory(std::max(bytes, 2 * logits_.size()));
   const DrawInput draw{draws_, drawn_, host_rows_};
   model_.forward({tokens_, sequences_, logit_row_ids_, draws_.rows.empty() ? nullptr : &draw}, kv_,
-                 std::span(logits_).first(floats));
+                 std::span(logits_.as<float>(), floats));
 }
 
 std::span<const float> ModelRunner::logits(size_t entry, int64_t position) const {
   const LogitRows& rows = logit_ranges_[entry];
   BAM_CHECK(position >= rows.first_pos && position < rows.first_pos + rows.count && rows.draw < 0);
   const size_t row = rows.offset + static_cast<size_t>(position - rows.first_pos);
-  return std::span(logits_).subspan(row * vocab_size_, vocab_size_);
+  return {logits_.as<float>() + row * vocab_size_, vocab_size_};
 }
 
 std::optional<int32_t> ModelRunner::drawn(size_t entry) const {

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "base/memory.h"
 #include "engine/capacity.h"
 #include "engine/scheduler.h"
 #include "models/bam.h"
@@ -55,7 +56,7 @@ class ModelRunner {
   std::vector<SequenceRows> sequences_;
   std::vector<int32_t> logit_row_ids_;
   std::vector<LogitRows> logit_ranges_;  // [plan entries]
-  std::vector<float> logits_;            // [max_logit_rows, vocab], grown once
+  LazyMemory logits_;                    // float [max_logit_rows, vocab], grown when more are wanted
   DrawBatch draws_;
   std::vector<int32_t> drawn_;      // [draws]
   std::vector<int32_t> host_rows_;  // rows of logits_ that the host wants

@@ -109,6 +109,8 @@ class Backend {
   // These threads, for work of the caller's own between operations; null: there are none to lend.
   virtual ThreadPool* threads() { return nullptr; }
   virtual size_t operand_bytes() const = 0;
+  // Whether operations can write float32 results straight to the caller's memory.
+  virtual bool in_host_memory() const { return false; }
   // Bytes that a KV cache could take now without hurting the machine.
   virtual size_t free_memory_bytes() const = 0;
   // Formats in which write_kv() can store keys and values.
@@ -147,6 +149,13 @@ class Backend {
   virtual void attention(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> queries,
                          std::span<const int32_t> query_rows, const void* qkv, const AttentionOptions& options,
                          void* out, std::span<AttentionCounters> per_head) = 0;
+  // write_kv() and attention() of all rows of the same sequences, in one go where that saves a way through memory.
+  virtual void write_and_attend(const AttentionLayer& layer, const KvCacheView& kv,
+                                std::span<const SequenceRows> sequences, void* qkv, const AttentionOptions& options,
+                                void* out, std::span<AttentionCounters> per_head) {
+    write_kv(layer, kv, sequences, qkv);
+    attention(layer, kv, sequences, {}, qkv, options, out, per_head);
+  }
   // out[r, :] = in[rows[r], :] for float32 rows.
   virtual void gather_rows(const float* in, std::span<const int32_t> rows, int64_t hidden, float* out) = 0;
   // Copies finished float32 results to the host.

@@ -75,7 +75,9 @@ std::vector<float> BamModel::attention_probabilities(std::span<const int32_t> to
       backend_.add_sinusoidal(input.sequences, config_.sinusoidal_theta, config_.hidden_size, scratch_->residual());
     }
     for (int i = 0; i < layer_index; ++i) run_layer(*layers_[static_cast<size_t>(i)], input, kv, rows);
-    project_qkv(*layers_[static_cast<size_t>(layer_index)], input, kv, rows);
+    Layer& layer = *layers_[static_cast<size_t>(layer_index)];
+    project_qkv(layer, rows);
+    backend_.write_kv(*layer.attention, kv, input.sequences, scratch_->wide->data());  // rotates, too
     qkv.resize(static_cast<size_t>(rows * width));
     backend_.read_operands(scratch_->wide->data(), qkv);
     for (int64_t r = 0; r < rows; ++r) {

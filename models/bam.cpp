@@ -37,7 +37,9 @@ BamModel::BamModel(Backend& backend, ModelConfig config, CheckpointWeights weigh
   scratch_->normed = backend_.allocate(rows * hidden * operand);
   scratch_->wide = backend_.allocate(rows * wide * operand);
   scratch_->narrow = backend_.allocate(rows * narrow * operand);
-  scratch_->logits = backend_.allocate(logit_rows * static_cast<size_t>(config_.vocab_size) * sizeof(float));
+  if (!backend_.in_host_memory()) {
+    scratch_->logits = backend_.allocate(logit_rows * static_cast<size_t>(config_.vocab_size) * sizeof(float));
+  }
   scratch_->queries.reserve(logit_rows);
 }
 
@@ -118,18 +120,17 @@ void BamModel::feed_forward(Layer& layer, float* x, int64_t rows) {
   backend_.linear_add(*layer.down, scratch_->narrow->data(), rows, x);
 }
 
-void BamModel::project_qkv(Layer& layer, const ForwardInput& input, const KvCacheView& kv, int64_t rows) {
+void BamModel::project_qkv(Layer& layer, int64_t rows) {
   backend_.rms_norm(scratch_->residual(), *layer.attention_norm, config_.rms_norm_eps, rows, config_.hidden_size,
                     scratch_->normed->data());
   backend_.linear(*layer.qkv, scratch_->normed->data(), rows, scratch_->wide->data());
-  backend_.write_kv(*layer.attention, kv, input.sequences, scratch_->wide->data());
 }
 
 void BamModel::run_layer(Layer& layer, const ForwardInput& input, const KvCacheView& kv, int64_t rows) {
   float* x = scratch_->residual();
-  project_qkv(layer, input, kv, rows);
-  backend_.attention(*layer.attention, kv, input.sequences, {}, scratch_->wide->data(), options_.attention,
-                     scratch_->narrow->data(), layer_counters(layer));
+  project_qkv(layer, rows);
+  backend_.write_and_attend(*layer.attention, kv, input.sequences, scratch_->wide->data(), options_.attention,
+                            scratch_->narrow->data(), layer_counters(layer));
   backend_.linear_add(*layer.wo, scratch_->narrow->data(), rows, x);
   feed_forward(layer, x, rows);
 }
@@ -137,8 +138,13 @@ void BamModel::run_layer(Layer& layer, const ForwardInput& input, const KvCacheV
 void BamModel::run_last_layer(Layer& layer, const ForwardInput& input, const KvCacheView& kv, int64_t rows) {
   float* x = scratch_->residual();
   float* wanted = static_cast<float*>(scratch_->selected->data());
-  project_qkv(layer, input, kv, rows);
   const auto count = static_cast<int64_t>(input.logit_rows.size());
+  if (count == rows) {
+    run_layer(layer, input, kv, rows);
+    return backend_.gather_rows(x, input.logit_rows, config_.hidden_size, wanted);
+  }
+  project_qkv(layer, rows);
+  backend_.write_kv(*layer.attention, kv, input.sequences, scratch_->wide->data());
   if (count == 0) return;
 
   // Runs of neighbouring rows of one sequence become one query range each.
@@ -186,7 +192,7 @@ void BamModel::forward(const ForwardInput& input, const KvCacheView& kv, std::sp
   if (logit_rows == 0) return;
   backend_.rms_norm(static_cast<const float*>(scratch_->selected->data()), *final_norm_, config_.rms_norm_eps,
                     logit_rows, config_.hidden_size, scratch_->normed->data());
-  float* device_logits = static_cast<float*>(scratch_->logits->data());
+  float* device_logits = backend_.in_host_memory() ? logits.data() : static_cast<float*>(scratch_->logits->data());
   backend_.linear_logits(*output_, scratch_->normed->data(), logit_rows, device_logits);
   if (input.draw != nullptr) {
     backend_.draw_tokens(device_logits, config_.vocab_size, input.draw->batch, input.draw->tokens,

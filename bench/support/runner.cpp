@@ -28,10 +28,10 @@ Runner::Runner(const RunnerOptions& options, int64_t max_tokens, int64_t sequenc
   kv_.base = static_cast<std::byte*>(memory_->data());
   tables_.resize(static_cast<size_t>(kv_.num_pages));
   std::iota(tables_.begin(), tables_.end(), 0);
-  logits_.resize(static_cast<size_t>(sequences * config.vocab_size));
+  logits_ = LazyMemory(static_cast<size_t>(sequences * config.vocab_size) * sizeof(float));
 }
 
-const std::vector<float>& Runner::prefill(const std::vector<int32_t>& tokens, int64_t start, int64_t sequence) {
+std::span<const float> Runner::prefill(const std::vector<int32_t>& tokens, int64_t start, int64_t sequence) {
   const auto count = static_cast<int64_t>(tokens.size());
   const int32_t* table = tables_.data() + sequence * stride_ * model_->num_groups();
   for (int64_t begin = 0; begin < count; begin += options_.chunk) {
@@ -42,9 +42,9 @@ const std::vector<float>& Runner::prefill(const std::vector<int32_t>& tokens, in
     model_->forward({std::span(tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(rows)),
                      {&seq, 1},
                      std::span(&last, wanted ? 1 : 0)},
-                    kv_, std::span(logits_).first(wanted ? static_cast<size_t>(model_->config().vocab_size) : 0));
+                    kv_, std::span(logits_.as<float>(), wanted ? static_cast<size_t>(model_->config().vocab_size) : 0));
   }
-  return logits_;
+  return logits(1);
 }
 
 std::vector<float> Runner::prefill_logits(const std::vector<int32_t>& tokens, int64_t wanted) {
@@ -67,7 +67,7 @@ std::vector<float> Runner::prefill_logits(const std::vector<int32_t>& tokens, in
   return result;
 }
 
-const std::vector<float>& Runner::decode(const std::vector<int32_t>& tokens, const std::vector<int64_t>& positions) {
+std::span<const float> Runner::decode(const std::vector<int32_t>& tokens, const std::vector<int64_t>& positions) {
   std::vector<SequenceRows> rows;
   std::vector<int32_t> wanted;
   for (size_t s = 0; s < tokens.size(); ++s) {
@@ -75,14 +75,18 @@ const std::vector<float>& Runner::decode(const std::vector<int32_t>& tokens, con
                     static_cast<int64_t>(s), 1, positions[s]});
     wanted.push_back(static_cast<int32_t>(s));
   }
-  model_->forward({tokens, rows, wanted}, kv_,
-                  std::span(logits_).first(tokens.size() * static_cast<size_t>(model_->config().vocab_size)));
-  return logits_;
+  const auto logits_wanted = logits(tokens.size());
+  model_->forward({tokens, rows, wanted}, kv_, logits_wanted);
+  return logits_wanted;
+}
+
+std::span<float> Runner::logits(size_t rows) const {
+  return {logits_.as<float>(), rows * static_cast<size_t>(model_->config().vocab_size)};
 }
 
 int32_t Runner::argmax(int64_t row) const {
   const auto vocab = model_->config().vocab_size;
-  const auto begin = logits_.begin() + row * vocab;
+  const float* begin = logits_.as<float>() + row * vocab;
   return static_cast<int32_t>(std::max_element(begin, begin + vocab) - begin);
 }
 

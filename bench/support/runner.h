@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "base/memory.h"
 #include "models/bam.h"
 
 namespace bam::bench {
@@ -28,14 +30,16 @@ class Runner {
   BamModel& model() { return *model_; }
   Backend& backend() { return *backend_; }
   // Reads tokens of sequence `s` from position `start` on in chunks; returns the last row's logits.
-  const std::vector<float>& prefill(const std::vector<int32_t>& tokens, int64_t start = 0, int64_t sequence = 0);
+  std::span<const float> prefill(const std::vector<int32_t>& tokens, int64_t start = 0, int64_t sequence = 0);
   // The same for a prompt from position 0 on, returning the logits of its last `wanted` rows [wanted, vocab].
   std::vector<float> prefill_logits(const std::vector<int32_t>& tokens, int64_t wanted);
   // One token for each sequence at its position; logits [sequences, vocab].
-  const std::vector<float>& decode(const std::vector<int32_t>& tokens, const std::vector<int64_t>& positions);
+  std::span<const float> decode(const std::vector<int32_t>& tokens, const std::vector<int64_t>& positions);
   int32_t argmax(int64_t row = 0) const;
 
  private:
+  std::span<float> logits(size_t rows) const;
+
   RunnerOptions options_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<BamModel> model_;
@@ -43,7 +47,7 @@ class Runner {
   KvCacheView kv_;
   int64_t stride_ = 0;
   std::vector<int32_t> tables_;  // [sequences][groups][stride]
-  std::vector<float> logits_;
+  LazyMemory logits_;
 };
 
 DType parse_dtype(const std::string& name);

@@ -1,4 +1,4 @@
-// The attention side of the CPU backend: tables, writing K and V, and cutting a step's queries into tasks.
+// The attention side of the CPU backend: tables, and cutting a step's queries into tasks.
 #include <algorithm>
 #include <cmath>
 #include <tuple>
@@ -14,6 +14,12 @@ constexpr int64_t kPositionStep = 1024;  // tables grow by at least this much
 // A super-tile is summarised when its last tile fills up; all 16 tiles are certainly still there if a head reaches
 // further.
 constexpr int64_t kSuperReach = 2 * kSuperTiles * kTileKeys;
+
+constexpr size_t kCacheLine = 64;
+
+void fetch(const std::byte* from, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(from + at);
+}
 
 bool has_bias(const AttentionSpec& spec) {
   return spec.encoding == PositionEncoding::kBam || spec.encoding == PositionEncoding::kAlibi;
@@ -109,75 +115,6 @@ void CpuBackend::ensure_workers(int padded_dim) {
   for (int w = 0; w < pool_.num_threads(); ++w) workers_.push_back(std::make_unique<Worker>(padded_dim, arena_));
 }
 
-void CpuBackend::write_tile(const CpuAttention& layer, const KvCacheView& kv, const WrittenTile& written, int head,
-                            float* qkv) {
-  const AttentionSpec& spec = layer.spec;
-  const SequenceRows& seq = *written.sequence;
-  const int64_t ld = int64_t{spec.num_heads + 2 * spec.num_kv_heads} * spec.head_dim;
-  const int64_t k_begin = int64_t{spec.num_heads + head} * spec.head_dim;
-  const int64_t v_begin = k_begin + int64_t{spec.num_kv_heads} * spec.head_dim;
-  const int64_t begin = std::max(seq.start_pos, written.tile * kTileKeys);
-  const int64_t end = std::min(seq.start_pos + seq.num_rows, (written.tile + 1) * kTileKeys);
-  float* row = qkv + (seq.row_begin + begin - seq.start_pos) * ld;
-  if (layer.rope != nullptr) {
-    const int group = spec.num_heads / spec.num_kv_heads;
-    for (int64_t p = begin; p < end; ++p) {
-      float* at = row + (p - begin) * ld;
-      for (int h = head * group; h < (head + 1) * group; ++h) layer.rope->rotate(p, at + int64_t{h} * spec.head_dim);
-      layer.rope->rotate(p, at + k_begin);
-    }
-  }
-  const int32_t* pages = seq.block_table + (spec.first_group + head) * seq.table_stride;
-  BAM_CHECK(pages[written.tile / kv.layout.tiles_per_page()] != kNoPage);
-  std::byte* tile = tile_at(kv.layout, kv.base, pages, written.tile);
-  kv_store_.store_tile_rows(kv.layout, tile, static_cast<int>(begin % kTileKeys), static_cast<int>(end - begin),
-                            row + k_begin, row + v_begin, ld);
-  if (end % kTileKeys == 0) kv_store_.finish_tile_stats(kv.layout, tile);
-}
-
-void CpuBackend::chain_stats(const CpuAttention& layer, const KvCacheView& kv, const SequenceRows& seq, int head) {
-  const KvLayout& layout = kv.layout;
-  const int32_t* pages = seq.block_table + (layer.spec.first_group + head) * seq.table_stride;
-  const int64_t full_end = (seq.start_pos + seq.num_rows) / kTileKeys;
-  const auto stats_of = [&](int64_t t) {
-    return reinterpret_cast<KeyStats*>(tile_at(layout, kv.base, pages, t) + layout.stats_offset);
-  };
-  for (int64_t t = seq.start_pos / kTileKeys; t < full_end; ++t) {
-    KeyStats* stats = stats_of(t);
-    if (t > 0) stats->max_norm_prefix = larger_or_nan(stats->max_norm_prefix, stats_of(t - 1)->max_norm_prefix);
-    if (!layer.use_super[static_cast<size_t>(head)] || t % kSuperTiles != kSuperTiles - 1) continue;
-    const std::byte* tiles16[kSuperTiles];
-    for (int i = 0; i < kSuperTiles; ++i) tiles16[i] = tile_at(layout, kv.base, pages, t - kSuperTiles + 1 + i);
-    finish_super_stats(layout, tiles16, tile_at(layout, kv.base, pages, t));
-  }
-}
-
-void CpuBackend::write_kv(const AttentionLayer& attention_layer, const KvCacheView& kv,
-                          std::span<const SequenceRows> sequences, void* qkv_data) {
-  const auto& layer = static_cast<const CpuAttention&>(attention_layer);
-  float* qkv = static_cast<float*>(qkv_data);
-  written_.clear();
-  completing_.clear();
-  for (const SequenceRows& seq : sequences) {
-    const int64_t first = seq.start_pos / kTileKeys, end = (seq.start_pos + seq.num_rows) / kTileKeys;
-    for (int64_t t = first; t * kTileKeys < seq.start_pos + seq.num_rows; ++t) written_.push_back({&seq, t});
-    if (end > first) completing_.push_back(&seq);
-  }
-  // One row of one head is too little to hand out by itself when there are many.
-  const int64_t heads = layer.spec.num_kv_heads, tiles = static_cast<int64_t>(written_.size());
-  const int64_t heads_at_once = tiles >= 8 * pool_.num_threads() ? heads : 1;
-  const int64_t groups = (heads + heads_at_once - 1) / heads_at_once;
-  pool_.parallel_for(tiles * groups, [&](int64_t item, int) {
-    const WrittenTile& written = written_[static_cast<size_t>(item / groups)];
-    const int64_t first = item % groups * heads_at_once;
-    for (int64_t h = first; h < std::min(first + heads_at_once, heads); ++h)
-      write_tile(layer, kv, written, static_cast<int>(h), qkv);
-  });
-  pool_.parallel_for(static_cast<int64_t>(completing_.size()) * heads, [&](int64_t item, int) {
-    chain_stats(layer, kv, *completing_[static_cast<size_t>(item / heads)], static_cast<int>(item % heads));
-  });
-}
-
 void CpuBackend::plan_blocks(const CpuAttention& layer, std::span<const SequenceRows> queries,
                              const AttentionOptions& options) {
   const AttentionSpec& spec = layer.spec;
@@ -216,11 +153,28 @@ void CpuBackend::plan_blocks(const CpuAttention& layer, std::span<const Sequence
     }
   }
   // Long blocks first, so that threads finish together; neighbours stay neighbours. (std::stable_sort would allocate.)
-  std::sort(blocks_.begin(), blocks_.end(), [](const Block& a, const Block& b) {
+  const auto before = [](const Block& a, const Block& b) {
     const int64_t tiles_a = a.diagonal_tile - a.first_tile, tiles_b = b.diagonal_tile - b.first_tile;
     if (tiles_a != tiles_b) return tiles_a > tiles_b;
     return std::tie(a.sequence, a.first_row, a.first_head) < std::tie(b.sequence, b.first_row, b.first_head);
-  });
+  };
+  if (!std::is_sorted(blocks_.begin(), blocks_.end(), before)) std::sort(blocks_.begin(), blocks_.end(), before);
+}
+
+// Blocks that are not split. One position of one head over a short context is too little to hand out by itself.
+void CpuBackend::plan_whole_blocks(size_t first, size_t end) {
+  constexpr int64_t kRowTiles = 32;  // of a task, if its blocks are that small
+  const size_t most = std::max<size_t>(blocks_.size() / (8 * static_cast<size_t>(pool_.num_threads())), 1);
+  while (first < end) {
+    int64_t row_tiles = 0;
+    size_t last = first;
+    while (last < end && last - first < most && row_tiles < kRowTiles) {
+      const Block& block = blocks_[last++];
+      row_tiles += block.num_positions * block.num_heads * (block.diagonal_tile - block.first_tile + 1);
+    }
+    tasks_.push_back({static_cast<int32_t>(first), static_cast<int32_t>(last - first), -1});
+    first = last;
+  }
 }
 
 // Long blocks are split by segment when there are too few of them to keep all threads busy.
@@ -228,19 +182,18 @@ void CpuBackend::plan_tasks(int padded_dim) {
   tasks_.clear();
   int64_t parts = 0;
   const bool few = static_cast<int64_t>(blocks_.size()) < 8 * pool_.num_threads();
-  for (size_t b = 0; b < blocks_.size(); ++b) {
+  size_t b = 0;  // blocks are sorted by length: those to split come first
+  for (; b < blocks_.size() && few && pool_.num_threads() > 1; ++b) {
     Block& block = blocks_[b];
     const int64_t segments = block.last_segment() - block.first_segment();
-    if (pool_.num_threads() == 1 || !few || segments < 2) {
-      tasks_.push_back({static_cast<int32_t>(b), -1});
-      continue;
-    }
+    if (segments < 2) break;
     block.first_part = parts;
     parts += 1 + segments;
     for (int64_t s = block.last_segment() - 1; s >= block.first_segment(); --s) {
-      tasks_.push_back({static_cast<int32_t>(b), s});
+      tasks_.push_back({static_cast<int32_t>(b), 1, s});
     }
   }
+  plan_whole_blocks(b, blocks_.size());
   const size_t part_floats = static_cast<size_t>(kMaxRows * (2 + padded_dim));
   partial_.resize(std::max(partial_.size(), static_cast<size_t>(parts) * part_floats));
   anchors_.resize(std::max(anchors_.size(), static_cast<size_t>(parts)));
@@ -297,6 +250,23 @@ void CpuBackend::load_block(const CpuAttention& layer, const KvCacheView& kv, co
   attention_.prepare(item, worker.attention);
 }
 
+// Brings in the two tiles that every row visits.
+void CpuBackend::fetch_block(const CpuAttention& layer, const KvCacheView& kv, const Block& block) const {
+  const KvLayout& layout = kv.layout;
+  const int32_t* pages =
+      block.sequence->block_table + (layer.spec.first_group + block.kv_head) * block.sequence->table_stride;
+  const int64_t last = block.sequence->start_pos + block.first_row + block.num_positions - 1;
+  for (int64_t tile = block.diagonal_tile; tile >= std::max(block.diagonal_tile - 1, block.first_tile); --tile) {
+    if (pages[tile / layout.tiles_per_page()] == kNoPage) continue;
+    const std::byte* at = tile_at(layout, kv.base, pages, tile);
+    const size_t keys = static_cast<size_t>(std::min<int64_t>(last - tile * kTileKeys + 1, kTileKeys));
+    const size_t panels = (keys + kPanelKeys - 1) / kPanelKeys;
+    const size_t bits = static_cast<size_t>(dtype_bits(layout.dtype));
+    fetch(at + layout.k_offset, panels * kPanelKeys * static_cast<size_t>(layout.head_dim) * bits / 8);
+    fetch(at + layout.v_offset, keys * static_cast<size_t>(layout.padded_dim) * bits / 8);
+  }
+}
+
 void CpuBackend::attend_whole(const AttentionItem& item, const Block& block, Worker& worker) const {
   const SoftmaxState state = worker.main_state(), segment = worker.segment_state();
   attention_.anchor(item, worker.attention, worker.anchor, state);
@@ -337,13 +307,41 @@ void CpuBackend::attention(const AttentionLayer& attention_layer, const KvCacheV
                            const void* qkv_data, const AttentionOptions& options, void* out_data,
                            std::span<AttentionCounters> per_head) {
   const auto& layer = static_cast<const CpuAttention&>(attention_layer);
+  plan_blocks(layer, queries, options);
+  plan_tasks(kv.layout.padded_dim);
+  attend(layer, kv, query_rows, static_cast<const float*>(qkv_data), nullptr, options, static_cast<float*>(out_data),
+         per_head);
+}
+
+// A sequence that adds one position gets its key and value written by the task that reads them back: with many short
+// streams the way through memory costs more than the arithmetic.
+void CpuBackend::write_and_attend(const AttentionLayer& attention_layer, const KvCacheView& kv,
+                                  std::span<const SequenceRows> sequences, void* qkv_data,
+                                  const AttentionOptions& options, void* out_data,
+                                  std::span<AttentionCounters> per_head) {
+  const auto& layer = static_cast<const CpuAttention&>(attention_layer);
+  float* qkv = static_cast<float*>(qkv_data);
+  plan_blocks(layer, sequences, options);
+  plan_tasks(kv.layout.padded_dim);
+  // A block is then a whole KV head of its sequence, and nobody else reads what it writes.
+  const bool whole_heads = layer.spec.num_heads / layer.spec.num_kv_heads <= kMaxRows;
+  const bool any_split = !blocks_.empty() && blocks_.front().first_part >= 0;
+  written_.clear();
+  completing_.clear();
+  for (const SequenceRows& seq : sequences) {
+    if (seq.num_rows != 1 || !whole_heads || any_split) plan_writes(seq);
+  }
+  write_planned(layer, kv, qkv);
+  for (Block& block : blocks_) block.writes = block.sequence->num_rows == 1 && whole_heads && !any_split;
+  attend(layer, kv, {}, qkv, qkv, options, static_cast<float*>(out_data), per_head);
+}
+
+void CpuBackend::attend(const CpuAttention& layer, const KvCacheView& kv, std::span<const int32_t> query_rows,
+                        const float* qkv, float* write_from, const AttentionOptions& options, float* out,
+                        std::span<AttentionCounters> per_head) {
   const int padded_dim = kv.layout.padded_dim;
-  const float* qkv = static_cast<const float*>(qkv_data);
-  float* out = static_cast<float*>(out_data);
   ensure_workers(padded_dim);
   for (auto& worker : workers_) worker->counters.assign(per_head.size(), {});
-  plan_blocks(layer, queries, options);
-  plan_tasks(padded_dim);
 
   const auto is_split = [](const Block& block) { return block.first_part >= 0; };
   const bool any_split = std::any_of(blocks_.begin(), blocks_.end(), is_split);
@@ -359,21 +357,31 @@ void CpuBackend::attention(const AttentionLayer& attention_layer, const KvCacheV
       count_block(block, worker);
     });
   }
-  pool_.parallel_for(static_cast<int64_t>(tasks_.size()), [&](int64_t t, int w) {
+  pool_.parallel_for_ahead(static_cast<int64_t>(tasks_.size()), [&](int64_t t, int64_t next, int w) {
     const Task& task = tasks_[static_cast<size_t>(t)];
-    const Block& block = blocks_[static_cast<size_t>(task.block)];
     Worker& worker = *workers_[static_cast<size_t>(w)];
-    AttentionItem item;
-    load_block(layer, kv, block, query_rows, qkv, options, worker, item);
-    if (task.segment < 0) {
-      attend_whole(item, block, worker);
-      store_block(layer, block, worker.main_state(), padded_dim, out);
-    } else {
-      const int64_t part = block.first_part + 1 + task.segment - block.first_segment();
-      attention_.segment(item, task.segment, anchors_[static_cast<size_t>(block.first_part)], worker.attention,
-                         part_state(part, padded_dim));
+    for (int32_t b = task.block; b < task.block + task.num_blocks; ++b) {
+      const Block& block = blocks_[static_cast<size_t>(b)];
+      if (block.writes) {
+        write_tile(layer, kv, {block.sequence, block.diagonal_tile}, block.kv_head, write_from);
+        if (block.sequence->start_pos % kTileKeys == kTileKeys - 1)
+          chain_stats(layer, kv, *block.sequence, block.kv_head);
+      }
+      AttentionItem item;
+      load_block(layer, kv, block, query_rows, qkv, options, worker, item);
+      const int32_t following =
+          b + 1 < task.block + task.num_blocks ? b + 1 : (next >= 0 ? tasks_[static_cast<size_t>(next)].block : -1);
+      if (following >= 0) fetch_block(layer, kv, blocks_[static_cast<size_t>(following)]);
+      if (task.segment < 0) {
+        attend_whole(item, block, worker);
+        store_block(layer, block, worker.main_state(), padded_dim, out);
+      } else {
+        const int64_t part = block.first_part + 1 + task.segment - block.first_segment();
+        attention_.segment(item, task.segment, anchors_[static_cast<size_t>(block.first_part)], worker.attention,
+                           part_state(part, padded_dim));
+      }
+      count_block(block, worker);
     }
-    count_block(block, worker);
   });
   if (any_split) {
     for (const Block& block : blocks_) {

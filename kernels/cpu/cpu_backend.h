@@ -51,6 +51,7 @@ class CpuBackend final : public Backend {
 
   std::string description() const override;
   int num_threads() const override { return pool_.num_threads(); }
+  bool in_host_memory() const override { return true; }
   ThreadPool* threads() override { return &pool_; }
   size_t operand_bytes() const override { return sizeof(float); }
   size_t free_memory_bytes() const override { return available_memory_bytes(); }
@@ -72,6 +73,9 @@ class CpuBackend final : public Backend {
   void attention(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> queries,
                  std::span<const int32_t> query_rows, const void* qkv, const AttentionOptions& options, void* out,
                  std::span<AttentionCounters> per_head) override;
+  void write_and_attend(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> sequences,
+                        void* qkv, const AttentionOptions& options, void* out,
+                        std::span<AttentionCounters> per_head) override;
   void gather_rows(const float* in, std::span<const int32_t> rows, int64_t hidden, float* out) override;
   void read_floats(const float* device, std::span<float> host) override;
   void read_operands(const void* device, std::span<float> host) override {
@@ -91,13 +95,15 @@ class CpuBackend final : public Backend {
     int first_head, num_heads;          // query heads taken together
     int64_t diagonal_tile, first_tile;  // tiles [first_tile, diagonal_tile] may be visited
     bool bounded;                       // every head has a finite reach
+    bool writes = false;                // its one key and value must be stored first
     int64_t first_part = -1;            // split blocks: index of the anchor's state, then one per segment
     int64_t first_segment() const { return first_tile / kSegmentTiles; }
     int64_t last_segment() const { return num_segments(diagonal_tile); }
   };
   struct Task {
     int32_t block;
-    int64_t segment;  // -1: the whole block
+    int32_t num_blocks;  // small blocks are taken several at a time
+    int64_t segment;     // -1: whole blocks
   };
   // A tile that rows of a step are written to.
   struct WrittenTile {
@@ -107,11 +113,18 @@ class CpuBackend final : public Backend {
   struct Worker;
 
   void gemm(const CpuLinear& weights, const float* in, int64_t rows, float* out, bool accumulate);
+  void plan_writes(const SequenceRows& seq);
+  void write_planned(const CpuAttention& layer, const KvCacheView& kv, float* qkv);
   void write_tile(const CpuAttention& layer, const KvCacheView& kv, const WrittenTile& written, int head, float* qkv);
   // Norm maxima chain from tile to tile, super boxes need 16 finished tiles: in order, one thread per head.
   void chain_stats(const CpuAttention& layer, const KvCacheView& kv, const SequenceRows& seq, int head);
   void plan_blocks(const CpuAttention& layer, std::span<const SequenceRows> queries, const AttentionOptions& options);
   void plan_tasks(int padded_dim);
+  void plan_whole_blocks(size_t first, size_t end);
+  void fetch_block(const CpuAttention& layer, const KvCacheView& kv, const Block& block) const;
+  // Carries out the plan. write_from: qkv again if some blocks have to write.
+  void attend(const CpuAttention& layer, const KvCacheView& kv, std::span<const int32_t> query_rows, const float* qkv,
+              float* write_from, const AttentionOptions& options, float* out, std::span<AttentionCounters> per_head);
   void attend_whole(const AttentionItem& item, const Block& block, Worker& worker) const;
   SoftmaxState part_state(int64_t part, int padded_dim);
   void load_block(const CpuAttention& layer, const KvCacheView& kv, const Block& block,

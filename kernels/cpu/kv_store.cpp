@@ -52,16 +52,18 @@ HWY_BEFORE_NAMESPACE();
 namespace bam::cpu {
 namespace HWY_NAMESPACE {
 
-// `count` floats, rounded up to whole blocks of sixteen with zeros.
+// `count` floats in blocks of sixteen, the last one filled up with zeros.
 struct PaddedRow {
-  HWY_ALIGN float values[kMaxDim];
-  int blocks;
+  const float* from;
+  int blocks, whole;
+  HWY_ALIGN float rest[16];
 
-  HWY_INLINE PaddedRow(const float* from, int count) : blocks((count + 15) / 16) {
-    std::memset(values + 16 * (blocks - 1), 0, 16 * sizeof(float));
-    std::memcpy(values, from, static_cast<size_t>(count) * sizeof(float));
+  HWY_INLINE PaddedRow(const float* from_, int count) : from(from_), blocks((count + 15) / 16), whole(count / 16) {
+    if (blocks == whole) return;
+    std::memset(rest, 0, sizeof rest);
+    std::memcpy(rest, from + 16 * whole, static_cast<size_t>(count - 16 * whole) * sizeof(float));
   }
-  HWY_INLINE F32x16 block(int b) const { return Load16(values + 16 * b); }
+  HWY_INLINE F32x16 block(int b) const { return Load16(b < whole ? from + 16 * b : rest); }
 };
 
 HWY_INLINE void StoreF16(F32x16 v, uint16_t* to) {
