@@ -140,30 +140,32 @@ void CpuBackend::add_sinusoidal(std::span<const SequenceRows> sequences, double 
   }
 }
 
+// fn(row) for every row of `width` numbers, a few thousand numbers at a time: less is not worth handing out.
+template <typename Fn>
+void CpuBackend::for_rows(int64_t rows, int64_t width, const Fn& fn) {
+  constexpr int64_t kNumbers = 4096;
+  const int64_t at_once = std::max<int64_t>(kNumbers / width, 1);
+  const int64_t blocks = rows * width < 4 * kNumbers ? 1 : (rows + at_once - 1) / at_once;
+  const int64_t per_block = blocks == 1 ? rows : at_once;
+  pool_.parallel_for(blocks, [&](int64_t block, int) {
+    for (int64_t r = block * per_block; r < std::min(rows, (block + 1) * per_block); ++r) fn(r);
+  });
+}
+
 void CpuBackend::rms_norm(const float* x, const DeviceBuffer& weight, float eps, int64_t rows, int64_t hidden,
                           void* out) {
   const float* w = static_cast<const CpuBuffer&>(weight).memory.as<float>();
-  const auto one = [&](int64_t r, int) {
+  for_rows(rows, hidden, [&](int64_t r) {
     elementwise_.rms_norm(x + r * hidden, w, eps, hidden, static_cast<float*>(out) + r * hidden);
-  };
-  if (rows * hidden < 16384) {
-    for (int64_t r = 0; r < rows; ++r) one(r, 0);
-  } else {
-    pool_.parallel_for(rows, one);
-  }
+  });
 }
 
 void CpuBackend::swiglu(const void* in, int64_t rows, int64_t intermediate, void* out) {
   const float* gate_up = static_cast<const float*>(in);
-  const auto one = [&](int64_t r, int) {
+  for_rows(rows, 2 * intermediate, [&](int64_t r) {
     const float* gate = gate_up + r * 2 * intermediate;
     elementwise_.swiglu(gate, gate + intermediate, intermediate, static_cast<float*>(out) + r * intermediate);
-  };
-  if (rows * intermediate < 8192) {
-    for (int64_t r = 0; r < rows; ++r) one(r, 0);
-  } else {
-    pool_.parallel_for(rows, one);
-  }
+  });
 }
 
 void CpuBackend::linear(const LinearWeights& weights, const void* in, int64_t rows, void* out) {
@@ -195,15 +197,10 @@ void CpuBackend::gemm(const CpuLinear& weights, const float* in, int64_t rows, f
     const auto bytes = static_cast<size_t>(rows * row_bytes);
     if (bytes > quantised_.size()) quantised_ = arena_.allocate(std::max(bytes, 2 * quantised_.size()));
     quantised_scale_.resize(std::max(quantised_scale_.size(), static_cast<size_t>(rows)));
-    const auto one = [&](int64_t r, int) {
+    for_rows(rows, weights.k, [&](int64_t r) {
       quantised_scale_[static_cast<size_t>(r)] =
           gemm_.quantize_row(in + r * weights.k, weights.k, quantised_.as<uint8_t>() + r * row_bytes);
-    };
-    if (rows < 8) {
-      for (int64_t r = 0; r < rows; ++r) one(r, 0);
-    } else {
-      pool_.parallel_for(rows, one);
-    }
+    });
     quantised = quantised_.as<uint8_t>();
   }
   pool_.parallel_for_ahead(row_blocks * panel_groups, [&](int64_t task, int64_t next_task, int worker) {

@@ -112,6 +112,8 @@ class CpuBackend final : public Backend {
   };
   struct Worker;
 
+  template <typename Fn>
+  void for_rows(int64_t rows, int64_t width, const Fn& fn);
   void gemm(const CpuLinear& weights, const float* in, int64_t rows, float* out, bool accumulate);
   void plan_writes(const SequenceRows& seq);
   void write_planned(const CpuAttention& layer, const KvCacheView& kv, float* qkv);
