@@ -108,6 +108,10 @@ Json to_json(const AttentionMeasurement& in) {
   }
   return {{"prompt_tokens", in.prompt_tokens},
           {"seconds", in.seconds},
+          {"first_token_seconds", in.first_token_seconds},
+          {"key", in.key},
+          {"answer", in.answer},
+          {"right", in.right},
           {"kv_bytes", in.kv_bytes},
           {"classes", std::move(classes)}};
 }
@@ -164,8 +168,12 @@ Json to_json(const Inspection& in) {
 
 void append_measurement(const AttentionMeasurement& in, std::string& out) {
   out +=
-      fmt::format("\nA passkey prompt of {} tokens took {:.2f} s and {} of KV pages. Tiles of 64 keys per query row:\n",
-                  in.prompt_tokens, in.seconds, human_bytes(in.kv_bytes));
+      fmt::format("\nA passkey prompt of {} tokens took {:.2f} s ({:.2f} s to the first token) and {} of KV pages.\n",
+                  in.prompt_tokens, in.seconds, in.first_token_seconds, human_bytes(in.kv_bytes));
+  out +=
+      fmt::format("Hidden: {}. Answer: {}, {}.\n", in.key,
+                  Json(in.answer).dump(-1, ' ', false, Json::error_handler_t::replace), in.right ? "right" : "wrong");
+  out += "Tiles of 64 keys per query row:\n";
   out += "class             visited          skipped   visited share     bound tests\n";
   for (const auto& [name, counters] : in.by_class) {
     out += fmt::format("{:<10} {:>14} {:>16} {:>14.2f}% {:>15}\n", name, counters.visited, counters.skipped,

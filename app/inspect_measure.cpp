@@ -4,10 +4,18 @@
 #include <chrono>
 
 #include "app/bench/passkey_prompt.h"
+#include "app/bench/terminal.h"
 #include "app/queue_sink.h"
 #include "models/head_report.h"
 
 namespace bam {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
 
 AttentionMeasurement measure_attention(ModelSettings settings, int64_t prompt_tokens) {
   settings.engine.prefix_cache = false;
@@ -30,8 +38,19 @@ AttentionMeasurement measure_attention(ModelSettings settings, int64_t prompt_to
 
   AttentionMeasurement result;
   result.prompt_tokens = prompt_tokens;
+  result.key = key;
+  std::vector<int32_t> answer;
+  bench::LiveArea live;
   while (true) {
     const Event event = sink->next();
+    if (const auto* progress = std::get_if<ProgressEvent>(&event)) {
+      live.draw({fmt::format("reading {} of {} tokens, {:.1f} s", progress->processed, progress->total,
+                             seconds_since(started))});
+    }
+    if (const auto* token = std::get_if<TokenEvent>(&event)) {
+      if (answer.empty()) result.first_token_seconds = seconds_since(started);
+      answer.push_back(token->token);
+    }
     const auto snapshot = model.engine->snapshot();
     result.kv_pages = std::max(result.kv_pages, snapshot->pages_used);
     if (const auto* end = std::get_if<FinishEvent>(&event)) {
@@ -39,7 +58,10 @@ AttentionMeasurement measure_attention(ModelSettings settings, int64_t prompt_to
       break;
     }
   }
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  result.seconds = seconds_since(started);
+  live.clear();
+  result.answer = tokenizer->decode(answer);
+  result.right = bench::is_passkey_hit(result.answer, key);
   model.engine->drain(std::chrono::seconds(10));  // after it the last step is in the snapshot
   const auto snapshot = model.engine->snapshot();
   const KvLayout layout =

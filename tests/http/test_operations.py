@@ -114,6 +114,9 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(sizes, sorted(sizes, reverse=True))
         self.assertIn("reach@", run("inspect", "--model", bamtest.checkpoint()).stdout)
         report = json.loads(run("inspect", "--model", bamtest.checkpoint(), "--json", "--measure", "4096").stdout)
+        self.assertTrue(report["measured"]["right"], report["measured"])
+        self.assertIn(report["measured"]["key"], report["measured"]["answer"])
+        self.assertLessEqual(report["measured"]["first_token_seconds"], report["measured"]["seconds"])
         heads = [head["class"] for head in report["prior"]]
         self.assertEqual(set(report["measured"]["classes"]), set(heads))
         rows = 4096 * (4096 // 64 + 1) // 2  # about so many (row, tile) pairs per head; the last layer reads fewer rows
