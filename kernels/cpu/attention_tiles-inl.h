@@ -465,6 +465,11 @@ class Runner {
   // V = minimum + scale * code: the scale goes into the weights, the minimum adds the same number to every dim.
   void ApplyValueScales(const std::byte* data, F32x16* weight, float& shift) const {
     const auto* v_scale = reinterpret_cast<const uint16_t*>(data + layout_.v_scale_offset);
+    // Far below what the sums can show; times a scale they would be subnormal, and a product of those takes 100 cycles.
+    const auto tiny = hn::Set(FloatTag(), 0x1p-100f);
+    for (int b = 0; b < kPanels; ++b) {
+      BAM_EACH_PART weight[b].part[p] = hn::IfThenZeroElse(hn::Lt(weight[b].part[p], tiny), weight[b].part[p]);
+    }
     if (layout_.dtype == DType::kI4) {
       F32x16 minimum = Zero16();
       for (int b = 0; b < kPanels; ++b) minimum = MulAdd(weight[b], LoadF16(v_scale + kTileKeys + 16 * b), minimum);
