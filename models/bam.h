@@ -68,7 +68,7 @@ class BamModel {
   void build_ends();
   void build_layer(const LayerWeights& weights, int index);
   void prove_reach(AttentionSpec& spec, const LayerWeights& weights, int index);
-  // q, k and v of all rows in scratch, k and v also in their pages.
+  // q, k and v of all rows in scratch, not yet rotated and not yet in their pages.
   void project_qkv(Layer& layer, int64_t rows);
   void run_layer(Layer& layer, const ForwardInput& input, const KvCacheView& kv, int64_t rows);
   // Rows whose logits nobody wants need only their K and V in the last layer. Leaves logit rows in scratch.

@@ -191,9 +191,9 @@ HWY_INLINE void Int8AnyTile(int64_t rows, const Int8GemmArgs& a, int64_t panel_i
 template <int kPanels, int kMost>
 void Int8Panels(const Int8GemmArgs& a, int64_t p, int64_t next_pair) {
   const int64_t quads = (a.k + 3) / 4, panel_bytes = quads * kPanelCols * 4;
-  const int8_t* at = a.panels + next_pair * panel_bytes;
+  const int8_t* at = a.panels + (next_pair < 0 ? p : next_pair) * panel_bytes;
   const NextPanels next = next_pair < 0
-                              ? NextPanels(a.panels + p * panel_bytes)
+                              ? NextPanels(at)
                               : NextPanels(at, at + panel_bytes, panel_bytes, (a.rows + kMost - 1) / kMost, quads);
   int64_t tile = 0;
   for (int64_t r = 0; r < a.rows; ++tile) {
