@@ -25,20 +25,30 @@ namespace {
 constexpr int64_t kHidden = 768, kIntermediate = 1536, kVocab = 32768;
 constexpr int kHeads = 16, kHeadDim = 48;
 
-// Median seconds of one call, each sample long enough to be timed.
-double seconds_per_call(const std::function<void()>& call, int samples = 7) {
-  call();
-  int calls = 1;
-  double start = now_seconds();
-  call();
-  const double once = std::max(now_seconds() - start, 1e-7);
-  calls = std::max(1, static_cast<int>(0.03 / once));
-  std::vector<double> times;
-  for (int s = 0; s < samples; ++s) {
-    start = now_seconds();
-    for (int i = 0; i < calls; ++i) call();
-    times.push_back((now_seconds() - start) / calls);
+// Seconds of one call, each sample long enough to be timed.
+class CallTimer {
+ public:
+  explicit CallTimer(std::function<void()> call) : call_(std::move(call)) {
+    call_();
+    calls_ = 1;
+    calls_ = std::max(1, static_cast<int>(0.03 / std::max(sample(), 1e-7)));
   }
+  double sample() const {
+    const double start = now_seconds();
+    for (int i = 0; i < calls_; ++i) call_();
+    return (now_seconds() - start) / calls_;
+  }
+
+ private:
+  std::function<void()> call_;
+  int calls_ = 1;
+};
+
+double seconds_per_call(const std::function<void()>& call) {
+  constexpr int kSamples = 7;
+  const CallTimer timer(call);
+  std::vector<double> times;
+  for (int s = 0; s < kSamples; ++s) times.push_back(timer.sample());
   return median(times);
 }
 
@@ -259,9 +269,10 @@ void bench_attention(Backend& backend, nlohmann::json& results) {
         const double gflop = 4.0 * kHidden * pairs / 1e9;
         std::vector<double> ratios, times;
         const MachinePeak peak = measure_peak(backend.num_threads());
-        for (int i = 0; i < 5; ++i) {  // alternating, so that both see the same machine
-          const double a = seconds_per_call([&] { bam.run(keys, rows); }, 1),
-                       b = seconds_per_call([&] { nope.run(keys, rows); }, 1);
+        const CallTimer with([&] { bam.run(keys, rows); }), without([&] { nope.run(keys, rows); });
+        constexpr int kPairs = 15;
+        for (int i = 0; i < kPairs; ++i) {  // alternating, so that both see the same machine
+          const double a = with.sample(), b = without.sample();
           ratios.push_back(a / b);
           times.push_back(a);
         }

@@ -10,11 +10,11 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "hwy/highway.h"
 #include "kernels/cpu/attention.h"
+#include "kernels/cpu/kv_source-inl.h"
 #include "kernels/cpu/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -28,49 +28,6 @@ constexpr int kDimBlocks = kParts == 1 ? 4 : (kParts == 2 ? 2 : 1);
 constexpr int kPanels = kTileKeys / kPanelKeys;
 constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 constexpr float kRounding = 1e-5f;  // covers float32 rounding in every bound
-
-// Four blocks of sixteen stored numbers, whatever their format, as raw float32 (quantised ones without their scale).
-struct F32Source {
-  static constexpr int kBytes16 = 64;
-  static HWY_INLINE F32x16 Load(const std::byte* at) { return Load16(reinterpret_cast<const float*>(at)); }
-};
-struct F16Source {
-  static constexpr int kBytes16 = 32;
-  static HWY_INLINE F32x16 Load(const std::byte* at) { return LoadF16(reinterpret_cast<const uint16_t*>(at)); }
-};
-struct I8Source {
-  static constexpr int kBytes16 = 16;
-  static HWY_INLINE F32x16 Load(const std::byte* at) { return LoadI8(reinterpret_cast<const int8_t*>(at)); }
-};
-struct I4Source {
-  static constexpr int kBytes16 = 8;
-  static HWY_INLINE F32x16 Load(const std::byte* at) {
-    uint64_t packed;
-    std::memcpy(&packed, at, sizeof packed);
-    constexpr uint64_t kMask = 0x0f0f0f0f0f0f0f0full;
-#if HWY_TARGET <= HWY_AVX2
-    // In registers: a load of what two narrower stores have just written would wait for them.
-    const hn::Full128<uint64_t> d64;
-    const auto low = hn::Set(d64, packed);
-    const auto both = hn::And(hn::ConcatUpperLower(d64, hn::ShiftRight<4>(low), low), hn::Set(d64, kMask));
-    const auto codes = hn::BitCast(hn::Full128<int8_t>(), both);
-    F32x16 r;
-#if HWY_TARGET <= HWY_AVX3
-    r.part[0] = hn::ConvertTo(FloatTag(), hn::PromoteTo(IntTag(), codes));
-#else
-    const hn::Full64<int8_t> half;
-    r.part[0] = hn::ConvertTo(FloatTag(), hn::PromoteTo(IntTag(), hn::LowerHalf(half, codes)));
-    r.part[1] = hn::ConvertTo(FloatTag(), hn::PromoteTo(IntTag(), hn::UpperHalf(half, codes)));
-#endif
-    return r;
-#else
-    const uint64_t halves[2] = {packed & kMask, (packed >> 4) & kMask};
-    int8_t codes[16];
-    std::memcpy(codes, halves, sizeof codes);
-    return LoadI8(codes);
-#endif
-  }
-};
 
 HWY_INLINE float MaxLane(F32x16 v) {
   auto m = v.part[0];
@@ -90,10 +47,17 @@ HWY_INLINE F32x16 KeepRange(F32x16 v, int first, int low, int high) {
   return v;
 }
 
-// scores[r][0..16 panels) = q[r] . K; every score is one chain over d. `panels` is a multiple of kAtOnce.
+// What is added to a tile's scores of one row: scale * at[slot]. Rows without a bias have none at all.
+struct RowBias {
+  const float* at;
+  float scale;
+};
+
+// scores[r][0..16 panels) = q[r] . K, plus bias[r] if there is one; every score is one chain over d. `panels` is a
+// multiple of kAtOnce.
 template <typename Source, int kRows, int kAtOnce = kPanelsAtOnce>
 HWY_INLINE void ScoreBlock(const float* HWY_RESTRICT q, int64_t ldq, int head_dim, const std::byte* HWY_RESTRICT k,
-                           int panels, float* HWY_RESTRICT scores) {
+                           int panels, const RowBias* bias, float* HWY_RESTRICT scores) {
   for (int first = 0; first < panels; first += kAtOnce) {
     F32x16 acc[kRows][kAtOnce];
 #pragma GCC unroll 16
@@ -112,6 +76,15 @@ HWY_INLINE void ScoreBlock(const float* HWY_RESTRICT q, int64_t ldq, int head_di
         const F32x16 qd = Set16(q[r * ldq + d]);
 #pragma GCC unroll 16
         for (int b = 0; b < kAtOnce; ++b) acc[r][b] = MulAdd(qd, key[b], acc[r][b]);
+      }
+    }
+    if (bias != nullptr) {  // now, while they are in registers
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+        for (int b = 0; b < kAtOnce; ++b) {
+          acc[r][b] = MulAdd(Set16(bias[r].scale), Load16(bias[r].at + (first + b) * kPanelKeys), acc[r][b]);
+        }
       }
     }
 #pragma GCC unroll 16
@@ -154,15 +127,16 @@ HWY_INLINE void ValueBlock(const float* HWY_RESTRICT p, int slots, const std::by
 // `panels`: those with a key some row may see. A single row (decode) reads no others: its own tile is half empty on
 // average, and with many short streams the keys are most of the traffic.
 template <typename Source, int kRows>
-HWY_NOINLINE void ScoreRows(const float* q, int64_t ldq, int head_dim, const std::byte* k, int panels, float* scores) {
+HWY_NOINLINE void ScoreRows(const float* q, int64_t ldq, int head_dim, const std::byte* k, int panels,
+                            const RowBias* bias, float* scores) {
   if constexpr (kRows == 1) {
     std::fill(scores + panels * kPanelKeys, scores + kTileKeys, 0.0f);
-    if (kPanelsAtOnce > 3 && panels == 3) return ScoreBlock<Source, 1, 3>(q, ldq, head_dim, k, panels, scores);
-    if (kPanelsAtOnce > 2 && panels == 2) return ScoreBlock<Source, 1, 2>(q, ldq, head_dim, k, panels, scores);
-    if (panels % kPanelsAtOnce == 0) return ScoreBlock<Source, 1>(q, ldq, head_dim, k, panels, scores);
-    return ScoreBlock<Source, 1, 1>(q, ldq, head_dim, k, panels, scores);
+    if (kPanelsAtOnce > 3 && panels == 3) return ScoreBlock<Source, 1, 3>(q, ldq, head_dim, k, panels, nullptr, scores);
+    if (kPanelsAtOnce > 2 && panels == 2) return ScoreBlock<Source, 1, 2>(q, ldq, head_dim, k, panels, nullptr, scores);
+    if (panels % kPanelsAtOnce == 0) return ScoreBlock<Source, 1>(q, ldq, head_dim, k, panels, nullptr, scores);
+    return ScoreBlock<Source, 1, 1>(q, ldq, head_dim, k, panels, nullptr, scores);
   }
-  ScoreBlock<Source, kRows>(q, ldq, head_dim, k, kPanels, scores);
+  ScoreBlock<Source, kRows>(q, ldq, head_dim, k, kPanels, bias, scores);
 }
 
 template <typename Source, int kRows>
@@ -338,11 +312,18 @@ class Runner {
     float* scores = scratch_.scores.data();
     const int64_t seen = std::min<int64_t>(Row(r0 + kRows - 1).position - tile * kTileKeys, kTileKeys - 1) + 1;
     const int panels = static_cast<int>(seen + kPanelKeys - 1) / kPanelKeys;
-    ScoreRows<Source, kRows>(item_.q + r0 * pd_, pd_, layout_.head_dim, k, panels, scores);
+    const bool plain = kRows > 1 && IsPlain(tile, need, r0, kRows);
+    RowBias bias[kRows];
+    const bool biased = plain && Row(r0).head->bias != nullptr;  // one layer's heads have one encoding
+    for (int r = 0; biased && r < kRows; ++r) {
+      const RowInfo& row = Row(r0 + r);
+      bias[r] = {row.head->bias - (row.position - tile * kTileKeys), row.bias_scale};
+    }
+    ScoreRows<Source, kRows>(item_.q + r0 * pd_, pd_, layout_.head_dim, k, panels, biased ? bias : nullptr, scores);
     float scale[kRows], shift[kRows];
     int slots = 0;
-    if (kRows > 1 && IsPlain(tile, need, r0, kRows)) {
-      SoftmaxPlain<kRows>(tile, r0, scores, scale);
+    if (plain) {
+      SoftmaxPlain<kRows>(r0, scores, scale);
       std::fill_n(shift, kRows, 0.0f);
       return ValueRows<Source, kRows>(scores, kTileKeys, v, pd_, scale, shift, state_.out + r0 * pd_);
     }
@@ -372,22 +353,12 @@ class Runner {
 
   // SoftmaxRow() of several rows without its special cases, pass by pass: a row alone would wait for itself.
   template <int kRows>
-  HWY_INLINE void SoftmaxPlain(int64_t tile, int r0, float* HWY_RESTRICT scores, float* HWY_RESTRICT scale) {
+  HWY_INLINE void SoftmaxPlain(int r0, float* HWY_RESTRICT scores, float* HWY_RESTRICT scale) {
     float row_max[kRows];
     for (int r = 0; r < kRows; ++r) {
-      const RowInfo& row = Row(r0 + r);
-      float* s = scores + r * kTileKeys;
       F32x16 largest = Set16(kMinusInf);
-      const float* bias = row.head->bias == nullptr ? nullptr : row.head->bias - (row.position - tile * kTileKeys);
 #pragma GCC unroll 4
-      for (int b = 0; b < kPanels; ++b) {
-        F32x16 x = Load16(s + 16 * b);
-        if (bias != nullptr) {
-          x = MulAdd(Set16(row.bias_scale), Load16(bias + 16 * b), x);
-          Store16(x, s + 16 * b);
-        }
-        largest = Max(largest, x);
-      }
+      for (int b = 0; b < kPanels; ++b) largest = Max(largest, Load16(scores + r * kTileKeys + 16 * b));
       row_max[r] = MaxLane(largest);
     }
     for (int r = 0; r < kRows; ++r) {

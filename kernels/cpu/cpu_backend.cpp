@@ -56,7 +56,7 @@ void load_row(const HostMatrix& matrix, int64_t row, float* out) {
 }
 
 // Rows of a GEMM done by one task.
-constexpr int64_t kRowBlockMin = 96, kRowBlockMax = 768;
+constexpr int64_t kRowBlockMin = 96, kRowBlockMax = 192;
 
 }  // namespace
 
@@ -93,7 +93,7 @@ std::unique_ptr<LinearWeights> CpuBackend::make_linear(std::span<const HostMatri
   const int64_t padded = (linear->n + kPanelCols - 1) / kPanelCols * kPanelCols;
   if (weight_dtype == DType::kI8) {
     linear->scale.resize(static_cast<size_t>(padded));
-    linear->sum.resize(static_cast<size_t>(padded));
+    linear->offset.resize(static_cast<size_t>(padded));
   }
   pool_.parallel_for(padded / kPanelCols, [&](int64_t panel, int) {
     std::vector<float> row(static_cast<size_t>(linear->k));
@@ -105,7 +105,7 @@ std::unique_ptr<LinearWeights> CpuBackend::make_linear(std::span<const HostMatri
       load_row(*matrix, out - first, row.data());
       if (weight_dtype == DType::kI8) {
         pack_row_int8(row.data(), linear->k, out, linear->panels.as<int8_t>(), linear->scale.data(),
-                      linear->sum.data());
+                      linear->offset.data());
       } else {
         pack_row(weight_dtype, row.data(), linear->k, out, linear->panels.data());
       }
@@ -217,7 +217,7 @@ void CpuBackend::gemm(const CpuLinear& weights, const float* in, int64_t rows, f
                        .n = weights.n,
                        .panels = weights.panels.as<int8_t>(),
                        .w_scale = weights.scale.data(),
-                       .w_sum = weights.sum.data(),
+                       .w_offset = weights.offset.data(),
                        .first_panel = first,
                        .last_panel = last,
                        .next_panel = next_panel,

@@ -27,13 +27,13 @@ struct CpuLinear final : LinearWeights {
   int64_t in_features() const override { return k; }
   int64_t out_features() const override { return n; }
   size_t size_bytes() const override {
-    return panels.size() + scale.size() * sizeof(float) + sum.size() * sizeof(int32_t);
+    return panels.size() + scale.size() * sizeof(float) + offset.size() * sizeof(int32_t);
   }
   int64_t k = 0, n = 0;
   DType dtype = DType::kF32;
   LazyMemory panels;
-  std::vector<float> scale;  // int8: [padded n]
-  std::vector<int32_t> sum;  // int8: [padded n]
+  std::vector<float> scale;     // int8: [padded n]
+  std::vector<int32_t> offset;  // int8: [padded n]
 };
 
 struct CpuAttention final : AttentionLayer {

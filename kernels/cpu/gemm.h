@@ -44,8 +44,8 @@ struct Int8GemmArgs {
   int64_t k = 0;
   int64_t n = 0;
   const int8_t* panels = nullptr;
-  const float* w_scale = nullptr;  // [padded n]
-  const int32_t* w_sum = nullptr;  // [padded n] sum over k of the weights
+  const float* w_scale = nullptr;     // [padded n]
+  const int32_t* w_offset = nullptr;  // [padded n] -128 times the sum over k of the weights
   int64_t first_panel = 0;
   int64_t last_panel = 0;
   int64_t next_panel = -1;
@@ -68,7 +68,7 @@ GemmKernels gemm_kernels();  // for the instruction set chosen by Highway's disp
 size_t packed_bytes(DType dtype, int64_t k, int64_t n);
 // source: row `out` of W as float32, [k]; writes column `out` of the panels. kF32, kBF16, kF16.
 void pack_row(DType dtype, const float* source, int64_t k, int64_t out, void* panels);
-// Quantises one output row symmetrically; also sets w_scale[out] and w_sum[out].
-void pack_row_int8(const float* source, int64_t k, int64_t out, int8_t* panels, float* w_scale, int32_t* w_sum);
+// Quantises one output row symmetrically; also sets w_scale[out] and w_offset[out].
+void pack_row_int8(const float* source, int64_t k, int64_t out, int8_t* panels, float* w_scale, int32_t* w_offset);
 
 }  // namespace bam::cpu

@@ -60,10 +60,10 @@ HWY_INLINE void PrefetchPanelRow(const Element* at, int64_t ahead) {
 // Fetches the lines of y that a register tile will write.
 template <int kRows, int kPanels>
 HWY_INLINE void PrefetchTile(const float* y, int64_t ldy) {
+#pragma GCC unroll 1
+  for (int r = 0; r < kRows; ++r, y += ldy) {  // a loop: so many addresses at once would fill the registers
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 16
-    for (int c = 0; c < kPanels * kPanelCols; c += 16) __builtin_prefetch(y + r * ldy + c, 1);
+    for (int c = 0; c < kPanels * kPanelCols; c += 16) __builtin_prefetch(y + c, 1);
   }
 }
 

@@ -77,7 +77,8 @@ HWY_INLINE I32x16 DotQuads(const uint8_t* x, I32x16 weights, I32x16 sum) {
 #endif
 #endif
 
-// Quads of k fetched ahead, see kPairAhead.
+// Quads of k fetched ahead while weights stream from memory. Panels that many rows share come from the second-level
+// cache in order, which the processor foresees by itself.
 constexpr int64_t kInt8Ahead = 8;
 
 HWY_INLINE I32x16 LoadInt16(const int8_t* from) {
@@ -86,18 +87,18 @@ HWY_INLINE I32x16 LoadInt16(const int8_t* from) {
   return r;
 }
 
+// What the sums of sixteen columns start from: with VNNI, x is stored with an offset of 128.
+HWY_INLINE I32x16 FirstSum(const Int8GemmArgs& a, int64_t col) {
+  I32x16 r;
+  BAM_EACH_PART r.part[p] = kVnni ? hn::LoadU(IntTag(), a.w_offset + col + p * kLanes) : hn::Zero(IntTag());
+  return r;
+}
+
 // The exact sums of sixteen columns of one row, scaled.
-HWY_INLINE F32x16 Scaled(const Int8GemmArgs& a, I32x16 sum, F32x16 x_scale, int64_t col) {
+HWY_INLINE F32x16 Scaled(I32x16 sum, F32x16 x_scale, F32x16 w_scale) {
   F32x16 result;
-  BAM_EACH_PART {
-    auto exact = sum.part[p];
-    if (kVnni) {  // x was stored with an offset of 128
-      const auto w_sum = hn::LoadU(IntTag(), a.w_sum + col + p * kLanes);
-      exact = hn::Sub(exact, hn::ShiftLeft<7>(w_sum));
-    }
-    result.part[p] = hn::ConvertTo(FloatTag(), exact);
-  }
-  return Mul(result, Mul(x_scale, Load16(a.w_scale + col)));
+  BAM_EACH_PART result.part[p] = hn::ConvertTo(FloatTag(), sum.part[p]);
+  return Mul(result, Mul(x_scale, w_scale));
 }
 // Columns beyond n are dropped. Out of line, or its temporary would push the caller's sums out of their registers.
 HWY_NOINLINE void StoreRagged(const Int8GemmArgs& a, const float* tile, int tile_cols, int rows, int64_t row,
@@ -119,18 +120,20 @@ HWY_NOINLINE void Int8Tile(const Int8GemmArgs& a, int64_t panel_index, int64_t r
   const uint8_t* x = a.x + row * a.ldx;
   constexpr int kGroups = (kRows + 2) / 3;
   constexpr int kBlocks = kPanels * kTileBlocks;
+  constexpr bool kStreams = kPanels == 1 || kRows <= 3;  // see GemmInt8()
   const uint8_t* group[kGroups];
 #pragma GCC unroll 16
   for (int g = 0; g < kGroups; ++g) group[g] = x + 3 * g * a.ldx;
   PrefetchTile<kRows, kPanels>(a.y + row * a.ldy + panel_index * kPanelCols, a.ldy);
   for (int first = 0; first < 2; first += kTileBlocks) {
+    // Columns of a tile are consecutive: panels side by side, or one half panel.
+    const int64_t col = panel_index * kPanelCols + first * 16;
     I32x16 acc[kRows][kBlocks];
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
+    for (int b = 0; b < kBlocks; ++b) {
+      acc[0][b] = FirstSum(a, col + 16 * b);
 #pragma GCC unroll 16
-      for (int b = 0; b < kBlocks; ++b) {
-        BAM_EACH_PART acc[r][b].part[p] = hn::Zero(IntTag());
-      }
+      for (int r = 1; r < kRows; ++r) acc[r][b] = acc[0][b];
     }
     for (int64_t i = 0; i < quads; ++i) {
       I32x16 w[kBlocks];
@@ -139,7 +142,7 @@ HWY_NOINLINE void Int8Tile(const Int8GemmArgs& a, int64_t panel_index, int64_t r
         const int block = first + b % kTileBlocks;
         const int8_t* at = panel + (b / kTileBlocks) * panel_bytes + i * kPanelCols * 4 + block * 64;
         w[b] = LoadInt16(at);
-        __builtin_prefetch(at + kInt8Ahead * kPanelCols * 4);
+        if constexpr (kStreams) __builtin_prefetch(at + kInt8Ahead * kPanelCols * 4);
       }
       if constexpr (kPanels == 2) {
         __builtin_prefetch(next.at, 0, 2);
@@ -153,8 +156,9 @@ HWY_NOINLINE void Int8Tile(const Int8GemmArgs& a, int64_t panel_index, int64_t r
         }
       }
     }
-    // Columns of a tile are consecutive: panels side by side, or one half panel.
-    const int64_t col = panel_index * kPanelCols + first * 16;
+    F32x16 w_scale[kBlocks];
+#pragma GCC unroll 16
+    for (int b = 0; b < kBlocks; ++b) w_scale[b] = Load16(a.w_scale + col + 16 * b);
     if (col + kBlocks * 16 <= a.n) {
       float* y = a.y + row * a.ldy + col;
 #pragma GCC unroll 16
@@ -162,7 +166,7 @@ HWY_NOINLINE void Int8Tile(const Int8GemmArgs& a, int64_t panel_index, int64_t r
         const F32x16 x_scale = Set16(a.x_scale[row + r]);
 #pragma GCC unroll 16
         for (int b = 0; b < kBlocks; ++b) {
-          const F32x16 value = Scaled(a, acc[r][b], x_scale, col + 16 * b);
+          const F32x16 value = Scaled(acc[r][b], x_scale, w_scale[b]);
           float* to = y + r * a.ldy + 16 * b;
           Store16(a.accumulate ? Add(value, Load16(to)) : value, to);
         }
@@ -174,7 +178,7 @@ HWY_NOINLINE void Int8Tile(const Int8GemmArgs& a, int64_t panel_index, int64_t r
         const F32x16 x_scale = Set16(a.x_scale[row + r]);
 #pragma GCC unroll 16
         for (int b = 0; b < kBlocks; ++b) {
-          Store16(Scaled(a, acc[r][b], x_scale, col + 16 * b), tile + (r * kBlocks + b) * 16);
+          Store16(Scaled(acc[r][b], x_scale, w_scale[b]), tile + (r * kBlocks + b) * 16);
         }
       }
       StoreRagged(a, tile, kBlocks * 16, kRows, row, col);
@@ -219,15 +223,16 @@ void GemmInt8(const Int8GemmArgs& a) {
 }
 
 float QuantizeRow(const float* x, int64_t k, uint8_t* out) {
-  float max_abs = 0;
-  F32x16 largest = Zero16();
   const int64_t whole = k / 16 * 16;
-  for (int64_t i = 0; i < whole; i += 16) {
-    F32x16 v = Load16(x + i);
-    BAM_EACH_PART v.part[p] = hn::Abs(v.part[p]);
-    largest = Max(largest, v);
+  constexpr int kChains = 4;  // or each maximum would wait for the one before
+  F32x16 largest[kChains] = {Zero16(), Zero16(), Zero16(), Zero16()};
+  int64_t done = 0;
+  for (; done + 16 * kChains <= whole; done += 16 * kChains) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kChains; ++c) largest[c] = Max(largest[c], Abs(Load16(x + done + 16 * c)));
   }
-  max_abs = ReduceMax16(largest);
+  for (; done < whole; done += 16) largest[0] = Max(largest[0], Abs(Load16(x + done)));
+  float max_abs = ReduceMax16(Max(Max(largest[0], largest[1]), Max(largest[2], largest[3])));
   for (int64_t i = whole; i < k; ++i) max_abs = std::max(max_abs, std::fabs(x[i]));
   const float inverse = max_abs > 0 ? 127.0f / max_abs : 0.0f;
   const F32x16 scale = Set16(inverse);

@@ -32,7 +32,7 @@ void pack_row(DType dtype, const float* source, int64_t k, int64_t out, void* pa
   for (int64_t i = 0; i < k; ++i) base[i * kPanelCols + slot] = f32_to_bf16(source[i]);
 }
 
-void pack_row_int8(const float* source, int64_t k, int64_t out, int8_t* panels, float* w_scale, int32_t* w_sum) {
+void pack_row_int8(const float* source, int64_t k, int64_t out, int8_t* panels, float* w_scale, int32_t* w_offset) {
   float max_abs = 0;
   for (int64_t i = 0; i < k; ++i) max_abs = std::max(max_abs, std::fabs(source[i]));
   const float scale = max_abs / 127.0f;
@@ -46,7 +46,7 @@ void pack_row_int8(const float* source, int64_t k, int64_t out, int8_t* panels, 
     sum += std::clamp(value, -127, 127);
   }
   w_scale[out] = scale;
-  w_sum[out] = sum;
+  w_offset[out] = -128 * sum;
 }
 
 }  // namespace bam::cpu
