@@ -4,10 +4,10 @@
     bench/peers/compare.py --bench build/bench_model --model DIR --peer ./llama_speed --f16 F16.gguf --q8 Q8_0.gguf
 
 DIR is a checkpoint of the 120M shape (tools/make_random_checkpoint.py), the GGUF files are models of the same shape,
-llama_speed is built from llama_speed.cpp beside this file. Every command is printed with --verbose. llama.cpp runs with
-and without flash attention the first time it reads a prompt, decodes streams or goes to a depth; what was faster is
-kept. --long is for 32,768 tokens: we read such a prompt; llama.cpp's is the mean of its time per token at the start and
-at that depth, which takes a minute instead of a quarter of an hour.
+llama_speed is built from llama_speed.cpp beside this file. Every command is printed with --verbose. llama.cpp does
+everything with and without flash attention in the first round; what was faster is kept. --long is for 32,768 tokens:
+we read such a prompt; llama.cpp's is the mean of its time per token at the start and at that depth, which takes a
+minute instead of a quarter of an hour.
 """
 import argparse
 import json
@@ -66,19 +66,20 @@ def ours(args, table, weights, options, names):
 class Peer:
     def __init__(self, args):
         self.args = args
-        self.best = {}  # (weights, mode) -> the flags that were best for one of its numbers
+        self.best = {}  # (weights, mode, size) -> the flags to try
 
-    def measure(self, weights, mode, size, pattern):
+    def measure(self, weights, mode, size):
+        """Tokens per second, with the flags that were faster the first time."""
         def once(flags):
             model = {"f16": self.args.f16, "q8": self.args.q8}[weights]
             text = run([*shlex.split(self.args.peer), model, mode, str(size), *flags], self.args.verbose)
-            return [float(x) for x in re.search(pattern, text).groups()]
+            return float(re.search(r": ([\d.]+) tok/s", text).group(1))
 
-        key = (weights, mode)
+        key = (weights, mode, size)
         tried = {flags: once(flags) for flags in self.best.get(key, [(), ("no-flash",)])}
-        best = [max(tried, key=lambda flags: tried[flags][i]) for i in range(len(next(iter(tried.values()))))]
-        self.best.setdefault(key, sorted(set(best)))
-        return [tried[flags][i] for i, flags in enumerate(best)]
+        best = max(tried, key=tried.get)
+        self.best[key] = [best]
+        return tried[best]
 
 
 def short_round(args, table, peer, weights):
@@ -88,24 +89,20 @@ def short_round(args, table, peer, weights):
           ("decode", 0, 1): "decode, empty", ("decode", 0, 16): "decode, 16 streams",
           ("decode", 0, 64): "decode, 64 streams"})
     for length in (512, 4096):
-        rate, = peer.measure(weights, "prefill", length, r": ([\d.]+) tok/s")
-        table.add(f"prefill {length}", weights, "peer", rate)
-    _, rate = peer.measure(weights, "depth", 4096, r"prefill ([\d.]+) tok/s, decode ([\d.]+)")
-    table.add("decode at 4096", weights, "peer", rate)
+        table.add(f"prefill {length}", weights, "peer", peer.measure(weights, "prefill", length))
+    table.add("decode at 4096", weights, "peer", peer.measure(weights, "deep-decode", 4096))
     for streams, name in ((16, "decode, 16 streams"), (1, "decode, empty"), (64, "decode, 64 streams")):
-        rate, = peer.measure(weights, "streams", streams, r": ([\d.]+) tok/s")
-        table.add(name, weights, "peer", rate)
+        table.add(name, weights, "peer", peer.measure(weights, "streams", streams))
 
 
 def long_round(args, table, peer, weights):
     length = 32768
     ours(args, table, weights, ["--prefill", str(length), "--decode-there", "--decode", "0", "--streams", "1", "--repeats", "1"],
          {("prefill", length, 1): "prefill 32768", ("decode", length, 1): "decode at 32768"})
-    at_start = 1 / peer.measure(weights, "prefill", 512, r": ([\d.]+) tok/s")[0]
-    prefill, decode = peer.measure(weights, "depth", length, r"prefill ([\d.]+) tok/s, decode ([\d.]+)")
     # Dense attention: the time per token grows with the depth in a straight line.
-    table.add("prefill 32768", weights, "peer", 2 / (at_start + 1 / prefill))
-    table.add("decode at 32768", weights, "peer", decode)
+    at_start, at_end = (1 / peer.measure(weights, *mode) for mode in (("prefill", 512), ("deep-prefill", length)))
+    table.add("prefill 32768", weights, "peer", 2 / (at_start + at_end))
+    table.add("decode at 32768", weights, "peer", peer.measure(weights, "deep-decode", length))
 
 
 def main():

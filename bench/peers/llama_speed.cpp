@@ -1,9 +1,10 @@
 // The speed of llama.cpp through its C API, for the table in docs/performance.md. Not part of the build: it needs
 // libllama (Debian sid: libllama-dev, libggml-dev) and a GGUF file of the same shape.
 //   g++ -O2 -std=c++20 llama_speed.cpp -lllama -lggml -lggml-base -o llama_speed
-//   llama_speed MODEL.gguf prefill TOKENS     a prompt from an empty cache
-//   llama_speed MODEL.gguf depth TOKENS       at that depth (a multiple of 2048): 512 more of a prompt, 8 decoded
-//   tokens llama_speed MODEL.gguf streams N          N sequences, 32 steps
+//   llama_speed MODEL.gguf prefill TOKENS        a prompt from an empty cache
+//   llama_speed MODEL.gguf deep-prefill TOKENS   512 more of a prompt at that depth, a multiple of 2048
+//   llama_speed MODEL.gguf deep-decode TOKENS    8 decoded tokens at that depth
+//   llama_speed MODEL.gguf streams N             N sequences, 32 steps
 // A last argument "no-flash" turns flash attention off. Two threads; the cache is f16.
 #include <ggml-backend.h>
 #include <llama.h>
@@ -19,6 +20,7 @@
 namespace {
 
 constexpr int kThreads = 2, kBatch = 2048, kMicroBatch = 512, kBlock = 2048;
+constexpr const char* kUsage = "usage: llama_speed MODEL.gguf prefill|deep-prefill|deep-decode|streams N [no-flash]";
 constexpr int kDecoded = 8, kStreamSteps = 32, kStreamWarmup = 8;
 
 class Peer {
@@ -112,20 +114,20 @@ void measure(const char* model, const std::string& mode, int n, bool flash) {
     peer.forget();
     const double seconds = peer.prompt(n, 0, 0);
     std::printf("prefill %d: %.1f tok/s (%.1f s)\n", n, n / seconds, seconds);
-  } else if (mode == "depth" && n % kBlock == 0) {
-    Peer peer(model, n + kMicroBatch + kDecoded + 1, n / kBlock + 1, flash, /*shared_cache=*/true);
+  } else if ((mode == "deep-prefill" || mode == "deep-decode") && n % kBlock == 0) {
+    Peer peer(model, n + kMicroBatch, n / kBlock + 1, flash, /*shared_cache=*/true);
     peer.fill(n);
-    int position = n > 0 ? kBlock : 0;
-    const double prefill = peer.prompt(kMicroBatch, position, 0);
-    position += kMicroBatch;
-    double seconds = 0;
-    for (int i = 0; i <= kDecoded; ++i) {
-      const double step = peer.step(1, position + i);
-      if (i > 0) seconds += step;
+    const int position = n > 0 ? kBlock : 0;
+    if (mode == "deep-prefill") {
+      std::printf("prefill at %d: %.2f tok/s\n", n, kMicroBatch / peer.prompt(kMicroBatch, position, 0));
+      return;
     }
-    std::printf("depth %d: prefill %.2f tok/s, decode %.2f tok/s\n", n, kMicroBatch / prefill, kDecoded / seconds);
+    peer.step(1, position);  // warm up
+    double seconds = 0;
+    for (int i = 1; i <= kDecoded; ++i) seconds += peer.step(1, position + i);
+    std::printf("decode at %d: %.2f tok/s\n", n, kDecoded / seconds);
   } else {
-    throw std::runtime_error("usage: llama_speed MODEL.gguf prefill|depth|streams N [no-flash]");
+    throw std::runtime_error(kUsage);
   }
 }
 
@@ -133,7 +135,7 @@ void measure(const char* model, const std::string& mode, int n, bool flash) {
 
 int main(int argc, char** argv) {
   try {
-    if (argc < 4) throw std::runtime_error("usage: llama_speed MODEL.gguf prefill|depth|streams N [no-flash]");
+    if (argc < 4) throw std::runtime_error(kUsage);
     measure(argv[1], argv[2], std::atoi(argv[3]), argc < 5);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "llama_speed: %s\n", error.what());
