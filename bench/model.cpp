@@ -19,7 +19,7 @@ struct Settings {
   int repeats = 5;
   bool decode_there = false;
 };
-constexpr int64_t kDecodeSteps = 16;
+constexpr int64_t kWarmSteps = 8, kDecodeSteps = 32;  // as bench/peers/llama_speed.cpp
 
 // Linear-layer FLOP of one row and bytes of weights that a decode step reads.
 struct Work {
@@ -42,11 +42,13 @@ double visited_share(const BamModel& model, const std::vector<AttentionCounters>
   return all > 0 ? visited / all : 0;
 }
 
-// One token for every sequence, kDecodeSteps times.
-double seconds_per_step(Runner& runner, std::vector<int64_t> positions) {
-  const auto tokens = random_tokens(static_cast<int64_t>(positions.size()), runner.model().config().vocab_size, 7);
-  const double start = now_seconds();
-  for (int64_t i = 0; i < kDecodeSteps; ++i) {
+// One token for every sequence, from `depth` on. Later calls write over the same positions.
+double seconds_per_step(Runner& runner, int64_t depth, int64_t streams) {
+  const auto tokens = random_tokens(streams, runner.model().config().vocab_size, 7);
+  std::vector<int64_t> positions(static_cast<size_t>(streams), depth);
+  double start = 0;
+  for (int64_t i = 0; i < kWarmSteps + kDecodeSteps; ++i) {
+    if (i == kWarmSteps) start = now_seconds();
     runner.decode(tokens, positions);
     for (auto& position : positions) ++position;
   }
@@ -70,7 +72,7 @@ void report_decode(Runner& runner, const MachinePeak& peak, int64_t depth, int64
 
 void run_prefill(const Settings& s, const MachinePeak& peak, nlohmann::json& results) {
   for (const int64_t length : s.prefill) {
-    Runner runner(s.runner, length + kDecodeSteps);
+    Runner runner(s.runner, length + kWarmSteps + kDecodeSteps);
     const auto tokens = random_tokens(length, runner.model().config().vocab_size, 1);
     const int repeats = length > 40000 ? 1 : s.repeats;
     std::vector<double> times, steps;
@@ -82,7 +84,7 @@ void run_prefill(const Settings& s, const MachinePeak& peak, nlohmann::json& res
       runner.prefill(tokens);
       times.push_back(now_seconds() - start);
       share = visited_share(runner.model(), before);
-      if (s.decode_there) steps.push_back(seconds_per_step(runner, {length}));
+      if (s.decode_there) steps.push_back(seconds_per_step(runner, length, 1));
     }
     const double seconds = median(times);
     const double rate = static_cast<double>(length) / seconds;
@@ -104,18 +106,13 @@ void run_prefill(const Settings& s, const MachinePeak& peak, nlohmann::json& res
 void run_decode(const Settings& s, const MachinePeak& peak, nlohmann::json& results) {
   for (const int64_t depth : s.decode) {
     for (const int64_t streams : s.streams) {
-      Runner runner(s.runner, depth + kDecodeSteps * (s.repeats + 1) + 1, streams);
+      Runner runner(s.runner, depth + kWarmSteps + kDecodeSteps, streams);
       const int64_t vocab = runner.model().config().vocab_size;
       for (int64_t i = 0; depth > 0 && i < streams; ++i) {
         runner.prefill(random_tokens(depth, vocab, static_cast<uint64_t>(i)), 0, i);
       }
-      std::vector<int64_t> positions(static_cast<size_t>(streams), depth);
       std::vector<double> times;
-      for (int r = 0; r < s.repeats + 1; ++r) {
-        const double seconds = seconds_per_step(runner, positions);
-        for (auto& position : positions) position += kDecodeSteps;
-        if (r > 0) times.push_back(seconds);
-      }
+      for (int r = 0; r < s.repeats; ++r) times.push_back(seconds_per_step(runner, depth, streams));
       report_decode(runner, peak, depth, streams, median(times), results);
     }
   }

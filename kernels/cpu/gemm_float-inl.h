@@ -72,6 +72,13 @@ HWY_INLINE void PrefetchTile(const float* y, int64_t ldy) {
 struct Share {
   const char* at;
   int64_t step;  // bytes per row of k, may be 0
+
+  template <int kLines>
+  HWY_INLINE void Fetch() {
+#pragma GCC unroll 2
+    for (int line = 0; line < kLines; ++line) __builtin_prefetch(at + line * kCacheLine, 0, 2);
+    at += step;
+  }
 };
 class NextPanels {
  public:
@@ -101,7 +108,7 @@ class NextPanels {
 
 // One register tile: kRows rows x (kPanels panels of 32 columns), k from begin to begin + depth.
 // Row pointers are x, x + ldx, x + 2 ldx per group of three to keep address registers few.
-template <typename Loader, int kRows, int kPanels, int kAhead = 0>
+template <typename Loader, int kRows, int kPanels, int kAhead = 0, int kLines = 1>
 HWY_INLINE void TileFma(const float* HWY_RESTRICT x, int64_t ldx, int64_t depth,
                         const typename Loader::Element* const* panels, float* HWY_RESTRICT y, int64_t ldy,
                         bool accumulate, Share next = {}) {
@@ -124,10 +131,7 @@ HWY_INLINE void TileFma(const float* HWY_RESTRICT x, int64_t ldx, int64_t depth,
       Loader::Two(panels[q] + i * kPanelCols, b[2 * q], b[2 * q + 1]);
       if constexpr (kAhead > 0) PrefetchPanelRow(panels[q] + i * kPanelCols, kAhead);
     }
-    if constexpr (kPanels == 2) {
-      __builtin_prefetch(next.at, 0, 2);
-      next.at += next.step;
-    }
+    if constexpr (kPanels == 2) next.template Fetch<kLines>();
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       const F32x16 a = Set16(group[r / 3][(r % 3) * ldx + i]);
@@ -202,16 +206,20 @@ void PanelRows(const float* x, int64_t ldx, int64_t rows, const typename Loader:
 }
 
 // Two neighbouring float panels.
-template <int kRows>
+template <int kRows, int kLines>
 HWY_NOINLINE void PairTile(const float* x, int64_t ldx, int64_t depth, const float* const* panels, float* y,
                            int64_t ldy, bool accumulate, Share next) {
   PrefetchTile<kRows, 2>(accumulate ? y + kRows * ldy : y, ldy);  // y itself is about to be read
-  TileFma<LoadF32Panel, kRows, 2, kPairAhead>(x, ldx, depth, panels, y, ldy, accumulate, next);
+  TileFma<LoadF32Panel, kRows, 2, kPairAhead, kLines>(x, ldx, depth, panels, y, ldy, accumulate, next);
 }
 template <int kRows = kPairRows>
 HWY_INLINE void AnyPairTile(int64_t rows, const float* x, int64_t ldx, int64_t depth, const float* const* panels,
                             float* y, int64_t ldy, bool accumulate, Share next) {
-  if (rows == kRows) return PairTile<kRows>(x, ldx, depth, panels, y, ldy, accumulate, next);
+  if (rows == kRows) {
+    // Few tiles have to fetch more than a line per row of k.
+    if (next.step > kCacheLine) return PairTile<kRows, 2>(x, ldx, depth, panels, y, ldy, accumulate, next);
+    return PairTile<kRows, 1>(x, ldx, depth, panels, y, ldy, accumulate, next);
+  }
   if constexpr (kRows > 1) AnyPairTile<kRows - 1>(rows, x, ldx, depth, panels, y, ldy, accumulate, next);
 }
 

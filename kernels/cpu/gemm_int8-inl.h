@@ -112,7 +112,7 @@ HWY_NOINLINE void StoreRagged(const Int8GemmArgs& a, const float* tile, int tile
 }
 
 // kRows rows x kPanels panels; on narrow register files one half of a panel at a time.
-template <int kRows, int kPanels>
+template <int kRows, int kPanels, int kLines>
 HWY_NOINLINE void Int8Tile(const Int8GemmArgs& a, int64_t panel_index, int64_t row, Share next) {
   const int64_t quads = (a.k + 3) / 4;
   const int64_t panel_bytes = quads * kPanelCols * 4;
@@ -144,10 +144,7 @@ HWY_NOINLINE void Int8Tile(const Int8GemmArgs& a, int64_t panel_index, int64_t r
         w[b] = LoadInt16(at);
         if constexpr (kStreams) __builtin_prefetch(at + kInt8Ahead * kPanelCols * 4);
       }
-      if constexpr (kPanels == 2) {
-        __builtin_prefetch(next.at, 0, 2);
-        next.at += next.step;
-      }
+      if constexpr (kPanels == 2) next.template Fetch<kLines>();
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 16
@@ -188,7 +185,10 @@ HWY_NOINLINE void Int8Tile(const Int8GemmArgs& a, int64_t panel_index, int64_t r
 
 template <int kPanels, int kRows>
 HWY_INLINE void Int8AnyTile(int64_t rows, const Int8GemmArgs& a, int64_t panel_index, int64_t row, Share next) {
-  if (rows == kRows) return Int8Tile<kRows, kPanels>(a, panel_index, row, next);
+  if (rows == kRows) {
+    if (kPanels == 2 && next.step > kCacheLine) return Int8Tile<kRows, kPanels, 2>(a, panel_index, row, next);
+    return Int8Tile<kRows, kPanels, 1>(a, panel_index, row, next);
+  }
   if constexpr (kRows > 1) Int8AnyTile<kPanels, kRows - 1>(rows, a, panel_index, row, next);
 }
 
