@@ -25,6 +25,7 @@ namespace {
 // 16 lanes on every machine; the compiler splits them as the instruction set needs.
 typedef float F16 __attribute__((vector_size(64)));
 typedef int32_t I16 __attribute__((vector_size(64)));
+typedef uint32_t U16 __attribute__((vector_size(64)));
 typedef double D8 __attribute__((vector_size(64)));
 typedef double D16 __attribute__((vector_size(128)));
 constexpr size_t kLanes = 16;
@@ -94,41 +95,33 @@ BAM_INLINE bool maxima_impl(const float* row, size_t size, float* maxima) {
   return any == 0;
 }
 
-// exp for -100 <= x <= 0: 2^n * p(r), |r| <= ln2/2, relative error below 2e-7; 0 below -87. N vectors step by step side
+// exp for x <= 0, the operations of draw_weight(): 2^n * 2^f, 0 below -87 and for -infinity. N vectors step by step side
 // by side: one alone is a chain of dependent operations that leaves the multipliers idle.
 template <size_t N>
 BAM_INLINE void exp_lanes(const F16 (&x)[N], F16 (&y)[N]) {
-  const F16 magic = F16{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  F16 n[N], r[N], p[N];
-  const auto each = [](auto&& f) BAM_LAMBDA {
+  F16 rounded[N], f[N], power[N];
+  const auto each = [](auto&& step) BAM_LAMBDA {
 #pragma GCC unroll 8
-    for (size_t i = 0; i < N; ++i) f(i);
+    for (size_t i = 0; i < N; ++i) step(i);
   };
-  each([&](size_t i) BAM_LAMBDA { n[i] = x[i] * 1.44269504088896341f; });
-  each([&](size_t i) BAM_LAMBDA { n[i] = (n[i] + magic) - magic; });
-  each([&](size_t i) BAM_LAMBDA { r[i] = x[i] - n[i] * 0.693359375f; });
-  each([&](size_t i) BAM_LAMBDA { r[i] = r[i] - n[i] * -2.12194440e-4f; });
-  each([&](size_t i) BAM_LAMBDA { p[i] = r[i] * 1.9875691500e-4f + 1.3981999507e-3f; });
-  each([&](size_t i) BAM_LAMBDA { p[i] = p[i] * r[i] + 8.3334519073e-3f; });
-  each([&](size_t i) BAM_LAMBDA { p[i] = p[i] * r[i] + 4.1665795894e-2f; });
-  each([&](size_t i) BAM_LAMBDA { p[i] = p[i] * r[i] + 1.6666665459e-1f; });
-  each([&](size_t i) BAM_LAMBDA { p[i] = p[i] * r[i] + 5.0000001201e-1f; });
-  each([&](size_t i) BAM_LAMBDA { p[i] = p[i] * r[i] * r[i] + r[i] + 1.0f; });
+  each([&](size_t i) BAM_LAMBDA { f[i] = x[i] * 1.44269504f; });
+  each([&](size_t i) BAM_LAMBDA { rounded[i] = f[i] + 12582912.0f; });
+  each([&](size_t i) BAM_LAMBDA { f[i] = f[i] - (rounded[i] - 12582912.0f); });
+  each([&](size_t i) BAM_LAMBDA { power[i] = f[i] * 0x1.5bba08p-10f + 0x1.3cea8ap-7f; });
+  each([&](size_t i) BAM_LAMBDA { power[i] = power[i] * f[i] + 0x1.c6b754p-5f; });
+  each([&](size_t i) BAM_LAMBDA { power[i] = power[i] * f[i] + 0x1.ebf9bcp-3f; });
+  each([&](size_t i) BAM_LAMBDA { power[i] = power[i] * f[i] + 0x1.62e42ap-1f; });
+  each([&](size_t i) BAM_LAMBDA { power[i] = power[i] * f[i] + 1.0f; });
   each([&](size_t i) BAM_LAMBDA {
-    const I16 exponent = (__builtin_convertvector(n[i], I16) + 127) << 23;
-    F16 power;
-    std::memcpy(&power, &exponent, sizeof(power));
-    y[i] = x[i] > -87.0f ? p[i] * power : F16{};
+    const U16 bits = std::bit_cast<U16>(power[i]) + (std::bit_cast<U16>(rounded[i]) << 23);
+    y[i] = x[i] > -87.0f ? std::bit_cast<F16>(bits) : F16{};
   });
 }
 
 // Calls f(exponentials, index, count) for every 16 values of [begin, end).
 template <size_t N, typename F>
 BAM_INLINE void for_exponentials(const float* row, size_t begin, size_t end, float max, float scale, F&& f) {
-  const auto scaled = [&](const F16& logits) BAM_LAMBDA {
-    const F16 x = (logits - max) * scale;
-    return x > -100.0f ? x : F16{} - 100.0f;  // -infinity would turn into NaN
-  };
+  const auto scaled = [&](const F16& logits) BAM_LAMBDA { return (logits - max) * scale; };
   for (; begin + N * kLanes <= end; begin += N * kLanes) {
     F16 x[N], y[N];
 #pragma GCC unroll 8

@@ -21,29 +21,31 @@ inline constexpr int64_t kMaxDrawVocab = int64_t{1} << 18;
 // From here up, floats are multiples of 2^-34 by themselves; adding it to a smaller one rounds that.
 inline constexpr float kWeightGrid = 0x1p-11f;
 
+BAM_HOST_DEVICE inline uint32_t bits_of_float(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
 BAM_HOST_DEVICE inline float float_of_bits(uint32_t bits) {
   float value;
   memcpy(&value, &bits, sizeof value);
   return value;
 }
 
-// The weight of a token: exp((logit - max) * inverse_temperature), to 2e-7, on the grid of 2^-34. The vector form of
-// the same operations is weight_blocks() of engine/logits_math.h.
+// The weight of a token: exp((logit - max) * inverse_temperature), to 3e-7 + 8e-8 |exponent|, on the grid of
+// 2^-34. The vector form of the same operations is weight_blocks() of engine/logits_math.h.
 BAM_HOST_DEVICE inline float draw_weight(float logit, float max, float inverse_temperature) {
-  float x = (logit - max) * inverse_temperature;
-  x = x > -100.0f ? x : -100.0f;
-  const float t = x * 1.44269504088896341f;
-  const float n = (t + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  float r = x - n * 0.693359375f;
-  r = r - n * -2.12194440e-4f;
-  float p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  const float power = float_of_bits(static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23);
-  const float y = x > -87.0f ? p * power : 0.0f;
+  const float x = (logit - max) * inverse_temperature;
+  const float t = x * 1.44269504f;
+  const float rounded = t + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, found in the lowest bits
+  const float f = t - (rounded - 12582912.0f);
+  float power = 0x1.5bba08p-10f;  // 2^f, as in kernels/cpu/simd-inl.h
+  power = power * f + 0x1.3cea8ap-7f;
+  power = power * f + 0x1.c6b754p-5f;
+  power = power * f + 0x1.ebf9bcp-3f;
+  power = power * f + 0x1.62e42ap-1f;
+  power = power * f + 1.0f;
+  const float y = x > -87.0f ? float_of_bits(bits_of_float(power) + (bits_of_float(rounded) << 23)) : 0.0f;
   return y < kWeightGrid ? (y + kWeightGrid) - kWeightGrid : y;
 }
 
