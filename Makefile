@@ -41,7 +41,9 @@ test: ## set up, build, run all tests (TEST_JOBS=N, ARGS="-R name")
 soak: build ## the long tests: hours of load, 500K and 1M tokens
 	@$(STEP) 'soak tests' ctest --test-dir build --output-on-failure --no-tests=error -L soak $(ARGS)
 
-bench: build ## benchmarks: kernels, prefill, decode, streams; writes bench/results/
+bench: ## benchmarks: kernels, prefill, decode, streams; writes bench/results/
+	@scripts/setup.sh --bench
+	@$(STEP) 'build' scripts/build.sh release
 	@$(STEP) 'benchmarks' bench/run.sh $(ARGS)
 
 web-test: build ## the page in a headless browser (installs chromium)

@@ -1,6 +1,6 @@
 // Kernels of the 120M shape alone, beside the machine's limits: linear layers by number of rows, dense attention by
 // context length and position encoding, sampling.
-//   build/bench_kernels [--only gemm,attention,sampling] [--out FILE]
+//   build/bench_kernels [--only gemm,attention,sampling] [--kv f16,int8] [--out FILE]
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -255,11 +255,12 @@ class AttentionBench {
   std::vector<AttentionCounters> counters_;
 };
 
-void bench_attention(Backend& backend, nlohmann::json& results) {
+void bench_attention(Backend& backend, const std::vector<std::string>& kv_dtypes, nlohmann::json& results) {
   fmt::print("\ndense attention of one layer (16 heads of 48): 4 * heads * head_dim FLOP per query and key\n");
   fmt::print("{:<6} {:>7} {:>5} {:>17} {:>17} {:>10} {:>16}\n", "KV", "keys", "rows", "BAM + SSMax GF/s", "NoPE GF/s",
              "time ratio", "BAM KV GB/s");
-  for (const DType kv : {DType::kF32, DType::kF16, DType::kI8, DType::kI4}) {
+  for (const std::string& kv_name : kv_dtypes) {
+    const DType kv = parse_dtype(kv_name);
     for (const int64_t keys : {int64_t{4096}, int64_t{32768}}) {
       AttentionBench bam(backend, PositionEncoding::kBam, true, kv, keys),
           nope(backend, PositionEncoding::kNope, false, kv, keys);
@@ -338,10 +339,11 @@ void bench_sampling(nlohmann::json& results) {
 
 int run(int argc, char** argv) {
   CLI::App app("Kernels of the 120M shape beside the machine's limits");
-  std::vector<std::string> only = {"gemm", "attention", "sampling"};
+  std::vector<std::string> only = {"gemm", "attention", "sampling"}, kv_dtypes = {"f32", "f16", "int8", "int4"};
   std::string out, isa = "auto";
   int threads = 0;
   app.add_option("--only", only, "parts")->delimiter(',');
+  app.add_option("--kv", kv_dtypes, "formats of keys and values for attention")->delimiter(',');
   app.add_option("--isa", isa, "auto, portable, avx2, avx512, avx512vnni");
   app.add_option("--threads", threads, "0: all cores");
   app.add_option("--out", out, "JSON file");
@@ -353,7 +355,7 @@ int run(int argc, char** argv) {
   nlohmann::json results = nlohmann::json::array();
   const auto wanted = [&](const char* part) { return std::ranges::find(only, part) != only.end(); };
   if (wanted("gemm")) bench_gemm(*backend, results);
-  if (wanted("attention")) bench_attention(*backend, results);
+  if (wanted("attention")) bench_attention(*backend, kv_dtypes, results);
   if (wanted("sampling")) bench_sampling(results);
   if (!out.empty()) {
     std::ofstream(out)

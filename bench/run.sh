@@ -11,9 +11,7 @@ mkdir -p "$results"
 shape120="$results/random-120m"
 if [[ ! -f $shape120/model.safetensors ]]; then
   echo "==> a random checkpoint of the 120M shape"
-  python=python3
-  "$python" -c 'import numpy' 2>/dev/null || python=/usr/bin/python3
-  "$python" tools/make_random_checkpoint.py --size 120m --dtype bf16 --overwrite "$shape120"
+  /usr/bin/python3 tools/make_random_checkpoint.py --size 120m --dtype bf16 --overwrite "$shape120"
 fi
 
 echo "==> kernels of the 120M shape beside the machine's limits"
@@ -27,23 +25,19 @@ done
 
 echo "==> BAM + SSMax against NoPE, dense attention, same kernel"
 nope="$results/random-nope"
-[[ -f $nope/model.safetensors ]] || "${python:-/usr/bin/python3}" tools/make_random_checkpoint.py --size 120m --dtype bf16 \
+[[ -f $nope/model.safetensors ]] || /usr/bin/python3 tools/make_random_checkpoint.py --size 120m --dtype bf16 \
   --position-encoding nope --no-ssmax --overwrite "$nope"
 for model in "$shape120" "$nope"; do
   build/bench_model --model "$model" --dtype bf16 --attention dense --prefill 4096 --decode 0 --streams 1 \
     --out "$results/dense-$(basename "$model").json"
 done
 
-lengths=(8192 32768 131072 500000)
-dense=(8192 32768 131072)
-if [[ $quick == 1 ]]; then lengths=(8192 32768); dense=(8192); fi
-echo "==> demo model: long prompts, certified and dense"
-for n in "${lengths[@]}"; do
-  build/bam inspect --model demo --measure "$n" | tail -n 5 | tee "$results/demo-certified-$n.txt"
-done
-for n in "${dense[@]}"; do
-  build/bam inspect --model demo --attention dense --measure "$n" | tail -n 5 | tee "$results/demo-dense-$n.txt"
-done
+echo "==> demo model: long prompts, certified and dense, and through a server"
+if [[ $quick == 1 ]]; then
+  bench/long_prompts.py --runs 1 --lengths 8192,32768 --dense 8192 --serve 32768 --out "$results/long-prompts.json"
+else
+  bench/long_prompts.py --out "$results/long-prompts.json"
+fi
 echo "==> short streams beside a prompt of 100,000 tokens"
 build/bench_engine_gaps checkpoints/demo 100000 50 8 | tee "$results/engine-gaps.txt"
 for kv in f32 int8 int4; do

@@ -1,7 +1,7 @@
 # Debian packages by group, and how to install what is missing. Sourced by setup.sh.
 # shellcheck shell=bash disable=SC2034
 
-# What building, serving and benchmarking need. docs/dependencies.md says why each library is there.
+# What building and serving need. docs/dependencies.md says why each library is there.
 PACKAGES_BUILD=(
   g++ make cmake ninja-build ccache pkg-config dpkg-dev ca-certificates
   # Drogon and trantor
@@ -12,6 +12,8 @@ PACKAGES_BUILD=(
   libgtest-dev libbenchmark-dev python3
 )
 PACKAGES_TESTS=(curl openssl python3-numpy python3-yaml)
+# numpy makes the random checkpoints; oneDNN is there to be compared with.
+PACKAGES_BENCH=(python3-numpy libdnnl-dev)
 PACKAGES_FUZZ=(clang libclang-rt-dev llvm)
 PACKAGES_LINT=(clang-format clang-tidy shellcheck)
 PACKAGES_BROWSER=(chromium chromium-driver)

@@ -18,6 +18,7 @@ Installs Debian packages (as root or through sudo) and, where the machine has no
 into a cache that later checkouts reuse. With no GROUP: what building and serving need.
 
   --tests         also what `make test` needs
+  --bench         also what `make bench` needs
   --fuzz          also clang with its sanitizers and libFuzzer
   --lint          also clang-format, clang-tidy, shellcheck
   --browser       also chromium, for the tests of the built-in page
@@ -36,13 +37,14 @@ list=0
 for arg in "$@"; do
   case $arg in
     --tests) packages+=("${PACKAGES_TESTS[@]}") ;;
+    --bench) packages+=("${PACKAGES_BENCH[@]}") ;;
     --fuzz) packages+=("${PACKAGES_FUZZ[@]}") ;;
     --lint) packages+=("${PACKAGES_LINT[@]}") ;;
     --browser) packages+=("${PACKAGES_BROWSER[@]}") ;;
     --docker) packages+=("${PACKAGES_DOCKER[@]}") ;;
     --all)
-      packages+=("${PACKAGES_TESTS[@]}" "${PACKAGES_FUZZ[@]}" "${PACKAGES_LINT[@]}" "${PACKAGES_BROWSER[@]}"
-                 "${PACKAGES_DOCKER[@]}")
+      packages+=("${PACKAGES_TESTS[@]}" "${PACKAGES_BENCH[@]}" "${PACKAGES_FUZZ[@]}" "${PACKAGES_LINT[@]}"
+                 "${PACKAGES_BROWSER[@]}" "${PACKAGES_DOCKER[@]}")
       ;;
     --print-prefix) find_drogon; exit $? ;;
     --list) list=1 ;;

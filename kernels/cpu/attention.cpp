@@ -196,7 +196,9 @@ class SegmentWalk {
         }
         for (int r = 0; r < item_.rows; ++r) need &= ~(static_cast<uint64_t>(info_.seed[r] == t) << r);
       }
-      if (need != 0) runner_.Visit(t, need);
+      // Who visits two tiles in a row will probably visit a third.
+      if (need != 0) runner_.Visit(t, need, last_visited_ == t + 1 ? t - 1 : -1);
+      if (need != 0) last_visited_ = t;
     }
     test_tiles_ = skipped_some;
     if (item_.certified) UpdateThresholds();
@@ -207,6 +209,7 @@ class SegmentWalk {
   AttentionScratch& scratch_;
   Runner& runner_;
   uint64_t alive_ = 0, test_tiles_ = 0;
+  int64_t last_visited_ = -1;
   float threshold_[kMaxRows];
 };
 

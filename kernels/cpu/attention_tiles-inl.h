@@ -53,11 +53,22 @@ struct RowBias {
   float scale;
 };
 
+// Few rows read a tile faster than memory delivers it, so they fetch the one that comes next. With more rows there is
+// arithmetic enough to hide behind.
+constexpr int kFewRows = 4;
+template <int kRows>
+constexpr bool kFetchesNext = kRows <= kFewRows;
+template <int kBytes>
+HWY_INLINE void FetchBytes(const std::byte* at) {
+#pragma GCC unroll 8
+  for (int line = 0; line < kBytes; line += 64) __builtin_prefetch(at + line, 0, 2);
+}
+
 // scores[r][0..16 panels) = q[r] . K, plus bias[r] if there is one; every score is one chain over d. `panels` is a
-// multiple of kAtOnce.
+// multiple of kAtOnce. `next` is like k.
 template <typename Source, int kRows, int kAtOnce = kPanelsAtOnce>
 HWY_INLINE void ScoreBlock(const float* HWY_RESTRICT q, int64_t ldq, int head_dim, const std::byte* HWY_RESTRICT k,
-                           int panels, const RowBias* bias, float* HWY_RESTRICT scores) {
+                           const std::byte* next, int panels, const RowBias* bias, float* HWY_RESTRICT scores) {
   for (int first = 0; first < panels; first += kAtOnce) {
     F32x16 acc[kRows][kAtOnce];
 #pragma GCC unroll 16
@@ -71,6 +82,9 @@ HWY_INLINE void ScoreBlock(const float* HWY_RESTRICT q, int64_t ldq, int head_di
       F32x16 key[kAtOnce];
 #pragma GCC unroll 16
       for (int b = 0; b < kAtOnce; ++b) key[b] = Source::Load(base + b * panel_bytes + d * Source::kBytes16);
+      if constexpr (kFetchesNext<kRows>) {
+        FetchBytes<kAtOnce * Source::kBytes16>(next + (first * head_dim + d * kAtOnce) * Source::kBytes16);
+      }
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const F32x16 qd = Set16(q[r * ldq + d]);
@@ -97,8 +111,9 @@ HWY_INLINE void ScoreBlock(const float* HWY_RESTRICT q, int64_t ldq, int head_di
 
 // out[r] = out[r] * scale[r] + shift[r] + sum over slots of p[r][slot] * V[slot], kBlocks blocks of sixteen dims.
 template <typename Source, int kRows, int kBlocks>
-HWY_INLINE void ValueBlock(const float* HWY_RESTRICT p, int slots, const std::byte* HWY_RESTRICT v, int64_t v_row_bytes,
-                           const float* scale, const float* shift, float* HWY_RESTRICT out, int64_t ldo) {
+HWY_INLINE void ValueBlock(const float* HWY_RESTRICT p, int slots, const std::byte* HWY_RESTRICT v,
+                           const std::byte* next, int64_t v_row_bytes, const float* scale, const float* shift,
+                           float* HWY_RESTRICT out, int64_t ldo) {
   F32x16 acc[kRows][kBlocks];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -110,6 +125,7 @@ HWY_INLINE void ValueBlock(const float* HWY_RESTRICT p, int slots, const std::by
     F32x16 value[kBlocks];
 #pragma GCC unroll 16
     for (int b = 0; b < kBlocks; ++b) value[b] = Source::Load(v + s * v_row_bytes + b * Source::kBytes16);
+    if constexpr (kFetchesNext<kRows>) FetchBytes<kBlocks * Source::kBytes16>(next + s * v_row_bytes);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       const F32x16 weight = Set16(p[r * kTileKeys + s]);
@@ -127,42 +143,39 @@ HWY_INLINE void ValueBlock(const float* HWY_RESTRICT p, int slots, const std::by
 // `panels`: those with a key some row may see. A single row (decode) reads no others: its own tile is half empty on
 // average, and with many short streams the keys are most of the traffic.
 template <typename Source, int kRows>
-HWY_NOINLINE void ScoreRows(const float* q, int64_t ldq, int head_dim, const std::byte* k, int panels,
-                            const RowBias* bias, float* scores) {
+HWY_NOINLINE void ScoreRows(const float* q, int64_t ldq, int head_dim, const std::byte* k, const std::byte* next,
+                            int panels, const RowBias* bias, float* scores) {
   if constexpr (kRows == 1) {
     std::fill(scores + panels * kPanelKeys, scores + kTileKeys, 0.0f);
-    if (kPanelsAtOnce > 3 && panels == 3) return ScoreBlock<Source, 1, 3>(q, ldq, head_dim, k, panels, nullptr, scores);
-    if (kPanelsAtOnce > 2 && panels == 2) return ScoreBlock<Source, 1, 2>(q, ldq, head_dim, k, panels, nullptr, scores);
-    if (panels % kPanelsAtOnce == 0) return ScoreBlock<Source, 1>(q, ldq, head_dim, k, panels, nullptr, scores);
-    return ScoreBlock<Source, 1, 1>(q, ldq, head_dim, k, panels, nullptr, scores);
+    const auto score = [&]<int kAtOnce>() HWY_ATTR {
+      ScoreBlock<Source, 1, kAtOnce>(q, ldq, head_dim, k, next, panels, nullptr, scores);
+    };
+    if (kPanelsAtOnce > 3 && panels == 3) return score.template operator()<3>();
+    if (kPanelsAtOnce > 2 && panels == 2) return score.template operator()<2>();
+    if (panels % kPanelsAtOnce == 0) return score.template operator()<kPanelsAtOnce>();
+    return score.template operator()<1>();
   }
-  ScoreBlock<Source, kRows>(q, ldq, head_dim, k, kPanels, bias, scores);
+  ScoreBlock<Source, kRows>(q, ldq, head_dim, k, next, kPanels, bias, scores);
 }
 
 template <typename Source, int kRows>
-HWY_NOINLINE void ValueRows(const float* p, int slots, const std::byte* v, int padded_dim, const float* scale,
-                            const float* shift, float* out) {
+HWY_NOINLINE void ValueRows(const float* p, int slots, const std::byte* v, const std::byte* next, int padded_dim,
+                            const float* scale, const float* shift, float* out) {
   const int64_t row_bytes = padded_dim / 16 * Source::kBytes16;
-  int block = 0;
   const int blocks = padded_dim / 16;
-  for (; block + kDimBlocks <= blocks; block += kDimBlocks) {
-    ValueBlock<Source, kRows, kDimBlocks>(p, slots, v + block * Source::kBytes16, row_bytes, scale, shift,
-                                          out + 16 * block, padded_dim);
-  }
+  int block = 0;
+  const auto value = [&]<int kBlocks>() HWY_ATTR {
+    const int64_t at = block * Source::kBytes16;
+    ValueBlock<Source, kRows, kBlocks>(p, slots, v + at, next + at, row_bytes, scale, shift, out + 16 * block,
+                                       padded_dim);
+    block += kBlocks;
+  };
+  while (block + kDimBlocks <= blocks) value.template operator()<kDimBlocks>();
   if constexpr (kDimBlocks >= 4) {
-    if (blocks - block == 3) {
-      return ValueBlock<Source, kRows, 3>(p, slots, v + block * Source::kBytes16, row_bytes, scale, shift,
-                                          out + 16 * block, padded_dim);
-    }
-    if (blocks - block == 2) {
-      return ValueBlock<Source, kRows, 2>(p, slots, v + block * Source::kBytes16, row_bytes, scale, shift,
-                                          out + 16 * block, padded_dim);
-    }
+    if (blocks - block == 3) return value.template operator()<3>();
+    if (blocks - block == 2) return value.template operator()<2>();
   }
-  for (; block < blocks; ++block) {
-    ValueBlock<Source, kRows, 1>(p, slots, v + block * Source::kBytes16, row_bytes, scale, shift, out + 16 * block,
-                                 padded_dim);
-  }
+  while (block < blocks) value.template operator()<1>();
 }
 
 // One item at work on one worker.
@@ -188,8 +201,8 @@ class Runner {
            static_cast<size_t>(tile % per_page) * layout_.tile_bytes;
   }
 
-  // Rows of `need` take in the keys of a tile.
-  void Visit(int64_t tile, uint64_t need) {
+  // Rows of `need` take in the keys of a tile; `next` is the tile they will probably visit afterwards, -1 if unknown.
+  void Visit(int64_t tile, uint64_t need, int64_t next = -1) {
     const std::byte* data = Tile(tile);
     if (data == nullptr) return;
     for (uint64_t left = need; left != 0; left &= left - 1) {
@@ -197,6 +210,9 @@ class Runner {
     }
     if (need == 0) return;
     for (uint64_t left = need; left != 0; left &= left - 1) ++scratch_.counters[std::countr_zero(left)].visited;
+    const std::byte* following = next < 0 ? nullptr : Tile(next);
+    next_ = following == nullptr ? data : following;
+    if (following != nullptr && item_.rows <= kFewRows) FetchMarks(next, need);
     // Converting pays off when several row blocks read the tile; the numbers are the same either way.
     if (layout_.dtype != DType::kF32 && std::popcount(need) > kRowBlock) {
       switch (layout_.dtype) {
@@ -274,6 +290,22 @@ class Runner {
     scratch_.q_transposed = true;
   }
 
+  // What stands beside the keys and values of the next tile: its statistics, its scales, its part of the bias.
+  void FetchMarks(int64_t tile, uint64_t rows) const {
+    FetchBytes<2 * 64>(next_ + layout_.stats_offset);
+    if (IsQuantised()) {
+      FetchBytes<kTileKeys * 2>(next_ + layout_.k_scale_offset);
+      FetchBytes<kTileKeys * 2>(next_ + layout_.v_scale_offset);
+    }
+    for (; rows != 0; rows &= rows - 1) {
+      const RowInfo& row = Row(std::countr_zero(rows));
+      if (row.head->bias == nullptr) return;
+      FetchBytes<kTileKeys * 4>(reinterpret_cast<const std::byte*>(row.head->bias - (row.position - tile * kTileKeys)));
+    }
+  }
+
+  bool IsQuantised() const { return layout_.dtype == DType::kI8 || layout_.dtype == DType::kI4; }
+
   template <typename Source>
   void Convert(const std::byte* tile) {
     const std::byte *k = tile + layout_.k_offset, *v = tile + layout_.v_offset;
@@ -319,13 +351,15 @@ class Runner {
       const RowInfo& row = Row(r0 + r);
       bias[r] = {row.head->bias - (row.position - tile * kTileKeys), row.bias_scale};
     }
-    ScoreRows<Source, kRows>(item_.q + r0 * pd_, pd_, layout_.head_dim, k, panels, biased ? bias : nullptr, scores);
+    ScoreRows<Source, kRows>(item_.q + r0 * pd_, pd_, layout_.head_dim, k, next_ + layout_.k_offset, panels,
+                             biased ? bias : nullptr, scores);
     float scale[kRows], shift[kRows];
     int slots = 0;
     if (plain) {
       SoftmaxPlain<kRows>(r0, scores, scale);
       std::fill_n(shift, kRows, 0.0f);
-      return ValueRows<Source, kRows>(scores, kTileKeys, v, pd_, scale, shift, state_.out + r0 * pd_);
+      return ValueRows<Source, kRows>(scores, kTileKeys, v, next_ + layout_.v_offset, pd_, scale, shift,
+                                      state_.out + r0 * pd_);
     }
     for (int r = 0; r < kRows; ++r) {
       scale[r] = 1;
@@ -336,12 +370,12 @@ class Runner {
       }
       slots = std::max(slots, SoftmaxRow(tile, data, r0 + r, scores + r * kTileKeys, scale[r], shift[r]));
     }
-    ValueRows<Source, kRows>(scores, slots, v, pd_, scale, shift, state_.out + r0 * pd_);
+    ValueRows<Source, kRows>(scores, slots, v, next_ + layout_.v_offset, pd_, scale, shift, state_.out + r0 * pd_);
   }
 
   // Every row needs the tile and sees all of its keys, and scores are what they are.
   bool IsPlain(int64_t tile, uint64_t need, int r0, int rows) const {
-    if (layout_.dtype != DType::kF32 && layout_.dtype != DType::kF16) return false;
+    if (IsQuantised()) return false;
     const uint64_t mask = (uint64_t{1} << rows) - 1;
     if (((need >> r0) & mask) != mask) return false;
     const int64_t key0 = tile * kTileKeys;
@@ -393,7 +427,7 @@ class Runner {
     const int high = static_cast<int>(std::min<int64_t>(row.position - key0, kTileKeys - 1));
     const int low = static_cast<int>(std::max<int64_t>(row.first_key - key0, 0));
     const bool edge = high < kTileKeys - 1 || low > 0;
-    const bool quantised = layout_.dtype == DType::kI8 || layout_.dtype == DType::kI4;
+    const bool quantised = IsQuantised();
     const auto* k_scale = reinterpret_cast<const uint16_t*>(data + layout_.k_scale_offset);
     const float* bias = row.head->bias == nullptr ? nullptr : row.head->bias - (row.position - key0);
     F32x16 logit[kPanels];
@@ -454,6 +488,7 @@ class Runner {
   const SoftmaxState& state_;
   const KvLayout& layout_;
   const int pd_;
+  const std::byte* next_ = nullptr;  // tile to fetch meanwhile
 };
 
 }  // namespace HWY_NAMESPACE

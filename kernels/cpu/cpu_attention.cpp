@@ -18,7 +18,7 @@ constexpr int64_t kSuperReach = 2 * kSuperTiles * kTileKeys;
 constexpr size_t kCacheLine = 64;
 
 void fetch(const std::byte* from, size_t bytes) {
-  for (size_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(from + at);
+  for (size_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(from + at, 0, 2);
 }
 
 bool has_bias(const AttentionSpec& spec) {
