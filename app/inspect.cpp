@@ -104,7 +104,8 @@ Json to_json(const AttentionMeasurement& in) {
     classes[name] = {{"tiles_visited", counters.visited},
                      {"tiles_skipped", counters.skipped},
                      {"visited_share", share(counters.visited, counters.skipped)},
-                     {"bound_tests", counters.bound_tests}};
+                     {"bound_tests", counters.bound_tests},
+                     {"left_out_bound", counters.left_out}};
   }
   return {{"prompt_tokens", in.prompt_tokens},
           {"seconds", in.seconds},
@@ -174,10 +175,10 @@ void append_measurement(const AttentionMeasurement& in, std::string& out) {
       fmt::format("Hidden: {}. Answer: {}, {}.\n", in.key,
                   Json(in.answer).dump(-1, ' ', false, Json::error_handler_t::replace), in.right ? "right" : "wrong");
   out += "Tiles of 64 keys per query row:\n";
-  out += "class             visited          skipped   visited share     bound tests\n";
+  out += "class             visited          skipped   visited share     bound tests   left out at most\n";
   for (const auto& [name, counters] : in.by_class) {
-    out += fmt::format("{:<10} {:>14} {:>16} {:>14.2f}% {:>15}\n", name, counters.visited, counters.skipped,
-                       100 * share(counters.visited, counters.skipped), counters.bound_tests);
+    out += fmt::format("{:<10} {:>14} {:>16} {:>14.2f}% {:>15} {:>18.1e}\n", name, counters.visited, counters.skipped,
+                       100 * share(counters.visited, counters.skipped), counters.bound_tests, counters.left_out);
   }
 }
 

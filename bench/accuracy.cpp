@@ -26,7 +26,20 @@ struct Score {
   double nll = 0;          // mean over all predicted tokens
   double max_delta = 0;    // against the reference logits
   double same_argmax = 1;  // share of rows
+  double same_text = 1;    // share of greedy continuations that are the reference's
 };
+
+constexpr int64_t kContinued = 32;  // tokens of a greedy continuation
+
+// The greedy text after a prompt whose last row of logits is `row`.
+std::vector<int32_t> continuation(Runner& runner, std::span<const float> row, int64_t position) {
+  std::vector<int32_t> text;
+  while (static_cast<int64_t>(text.size()) < kContinued) {
+    text.push_back(static_cast<int32_t>(std::max_element(row.begin(), row.end()) - row.begin()));
+    row = runner.decode({text.back()}, {position++});
+  }
+  return text;
+}
 
 double row_nll(const float* logits, int64_t vocab, int32_t target) {
   const float largest = *std::max_element(logits, logits + vocab);
@@ -52,9 +65,15 @@ Score compare(const std::vector<float>& logits, const std::vector<float>& refere
   return score;
 }
 
+float largest_left_out(BamModel& model) {
+  AttentionCounters all;
+  for (const AttentionCounters& head : model.counters()) all += head;
+  return all.left_out;
+}
+
 void print(const char* name, const Score& s, double reference_nll) {
-  std::printf("| %-28s | %9.4f | %+8.4f %% | %9.2g | %7.3f %% |\n", name, std::exp(s.nll),
-              100 * (std::exp(s.nll - reference_nll) - 1), s.max_delta, 100 * s.same_argmax);
+  std::printf("| %-32s | %9.4f | %+8.4f %% | %9.2g | %7.3f %% | %5.0f %% |\n", name, std::exp(s.nll),
+              100 * (std::exp(s.nll - reference_nll) - 1), s.max_delta, 100 * s.same_argmax, 100 * s.same_text);
   std::fflush(stdout);
 }
 
@@ -73,14 +92,16 @@ int run(int argc, char** argv) {
   const std::string text((std::istreambuf_iterator<char>(file)), {});
   const auto tokenizer = Tokenizer::load(model);
   const std::vector<int32_t> text_tokens = tokenizer->encode(text, false);
-  const std::vector<Variant> variants = {{"f32, KV f32, certified", DType::kF32, DType::kF32, true},
-                                         {"f32, KV f32, certified, avx2", DType::kF32, DType::kF32, true, "avx2"},
-                                         {"f32, KV f16, certified", DType::kF32, DType::kF16, true},
-                                         {"f32, KV int8, certified", DType::kF32, DType::kI8, true},
-                                         {"f32, KV int4, certified", DType::kF32, DType::kI4, true},
-                                         {"bf16, KV f16, certified", DType::kBF16, DType::kF16, true},
-                                         {"int8, KV f16, certified", DType::kI8, DType::kF16, true},
-                                         {"int8, KV int8, certified", DType::kI8, DType::kI8, true}};
+  const std::vector<Variant> variants = {
+      {"f32, KV f32, certified", DType::kF32, DType::kF32, true},
+      {"f32, KV f32, certified, avx2", DType::kF32, DType::kF32, true, "avx2"},
+      {"f32, KV f32, certified, portable", DType::kF32, DType::kF32, true, "portable"},
+      {"f32, KV f16, certified", DType::kF32, DType::kF16, true},
+      {"f32, KV int8, certified", DType::kF32, DType::kI8, true},
+      {"f32, KV int4, certified", DType::kF32, DType::kI4, true},
+      {"bf16, KV f16, certified", DType::kBF16, DType::kF16, true},
+      {"int8, KV f16, certified", DType::kI8, DType::kF16, true},
+      {"int8, KV int8, certified", DType::kI8, DType::kI8, true}};
   const auto measure = [&](const std::vector<int32_t>& source, int64_t tokens_each, int64_t count, int64_t rows) {
     const auto options = [&](const Variant& v) {
       return RunnerOptions{.model = model,
@@ -94,29 +115,41 @@ int run(int argc, char** argv) {
     std::printf("\n%ld x %ld tokens, logits of the last %ld rows\n", static_cast<long>(count),
                 static_cast<long>(tokens_each), static_cast<long>(rows));
     std::printf(
-        "| weights, KV, attention        | perplexity | change    | max |dlogit| | same argmax "
-        "|\n|---|---|---|---|---|\n");
+        "| weights, KV, attention | perplexity | change | max |dlogit| | same argmax | same greedy text, %ld tokens "
+        "|\n|---|---|---|---|---|---|\n",
+        static_cast<long>(kContinued));
     std::vector<std::vector<float>> references;
+    std::vector<std::vector<int32_t>> texts;
     double reference_nll = 0;
+    float worst_left_out = 0;
     for (size_t i = 0; i <= variants.size(); ++i) {
       const Variant variant = i == 0 ? Variant{"f32, KV f32, dense", DType::kF32, DType::kF32, false} : variants[i - 1];
-      Runner runner(options(variant), tokens_each);
+      Runner runner(options(variant), tokens_each + kContinued);
       Score total;
-      total.same_argmax = 0;
+      total.same_argmax = total.same_text = 0;
       for (int64_t w = 0; w < count; ++w) {
         const auto begin = source.begin() + w * tokens_each;
         const std::vector<int32_t> tokens(begin, begin + tokens_each);
         std::vector<float> logits = runner.prefill_logits(tokens, rows);
-        if (i == 0) references.push_back(logits);
-        const Score s =
-            compare(logits, references[static_cast<size_t>(w)], tokens, rows, runner.model().config().vocab_size);
+        const int64_t vocab = runner.model().config().vocab_size;
+        const auto last = std::span(logits).last(static_cast<size_t>(vocab));
+        const std::vector<int32_t> text = continuation(runner, last, tokens_each);
+        if (i == 0) {
+          references.push_back(logits);
+          texts.push_back(text);
+        }
+        const Score s = compare(logits, references[static_cast<size_t>(w)], tokens, rows, vocab);
+        total.same_text += static_cast<double>(text == texts[static_cast<size_t>(w)]) / static_cast<double>(count);
         total.nll += s.nll / static_cast<double>(count);
         total.max_delta = std::max(total.max_delta, s.max_delta);
         total.same_argmax += s.same_argmax / static_cast<double>(count);
       }
       if (i == 0) reference_nll = total.nll;
       print(variant.name, total, reference_nll);
+      if (variant.certified) worst_left_out = std::max(worst_left_out, largest_left_out(runner.model()));
     }
+    std::printf("certified rows left out at most %.2g of their softmax mass, by the bounds used\n",
+                static_cast<double>(worst_left_out));
   };
   const auto available = static_cast<int64_t>(text_tokens.size());
   measure(text_tokens, window, std::min(windows, available / window), window);

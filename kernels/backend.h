@@ -76,11 +76,15 @@ struct AttentionCounters {
   uint64_t visited = 0;
   uint64_t skipped = 0;      // left out by a certified bound or by static reach
   uint64_t bound_tests = 0;  // bounds evaluated, tiles and super-tiles
+  // The largest share of a row's softmax mass that what it left out could have had, by the bounds that were used: at
+  // most AttentionOptions::epsilon. 0 from a device that does not tell.
+  float left_out = 0;
 
   AttentionCounters& operator+=(const AttentionCounters& other) {
     visited += other.visited;
     skipped += other.skipped;
     bound_tests += other.bound_tests;
+    left_out = other.left_out > left_out ? other.left_out : left_out;
     return *this;
   }
 };

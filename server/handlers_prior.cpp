@@ -123,7 +123,8 @@ void handle_prior(ServerContext& context, ExchangePtr exchange) {
                      {"logit_bound", head.logit_bound},
                      {"tiles_visited", counters.visited},
                      {"tiles_skipped", counters.skipped},
-                     {"bound_tests", counters.bound_tests}});
+                     {"bound_tests", counters.bound_tests},
+                     {"left_out_bound", counters.left_out}});
   }
   exchange->reply_json(dump_json({{"position_encoding", position_encoding_name(config.position_encoding)},
                                   {"prior_form", form_name(config.prior_form)},

@@ -136,6 +136,11 @@ void write_attention(TextFormat& out, const Engine& engine) {
     out.sample("bam_attention_bound_tests_total", static_cast<double>(counts.bound_tests),
                fmt::format("class=\"{}\"", name));
   }
+  out.header("bam_attention_left_out_bound", "gauge",
+             "Largest share of a row's softmax mass that left-out keys could have had, by the bounds used.");
+  for (const auto& [name, counts] : by_class) {
+    out.sample("bam_attention_left_out_bound", static_cast<double>(counts.left_out), fmt::format("class=\"{}\"", name));
+  }
 }
 
 // The names that vLLM's Grafana board reads.

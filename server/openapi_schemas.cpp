@@ -188,9 +188,9 @@ const char* openapi_schemas() {
 {"type": "number"}, "beta": {"type": "number"}, "theta_mu": {"type": "number"}, "mu": {"type": "number"},
 "seq_scale": {"type": "number"}, "class": {"enum": ["retrieval", "uniform", "heavy_tail", "local", "other"]},
 "reach": {"anyOf": [{"type": "integer"}, {"type": "null"}]}, "logit_bound": {"type": "number"}, "tiles_visited":
-{"type": "integer"}, "tiles_skipped": {"type": "integer"}, "bound_tests": {"type": "integer"}}, "required":
-["layer", "head", "alpha", "beta", "theta_mu", "mu", "seq_scale", "class", "reach", "logit_bound", "tiles_visited",
-"tiles_skipped", "bound_tests"]},
+{"type": "integer"}, "tiles_skipped": {"type": "integer"}, "bound_tests": {"type": "integer"}, "left_out_bound":
+{"type": "number", "minimum": 0}}, "required": ["layer", "head", "alpha", "beta", "theta_mu", "mu", "seq_scale",
+"class", "reach", "logit_bound", "tiles_visited", "tiles_skipped", "bound_tests", "left_out_bound"]},
 "Prior": {"type": "object", "properties": {"position_encoding": {"type": "string"}, "prior_form": {"enum":
 ["scale_outside", "scale_inside"]}, "prior_eps": {"type": "number"}, "ssmax": {"type": "boolean"}, "ssmax_prior":
 {"type": "boolean"}, "head_dim": {"type": "integer"}, "num_layers": {"type": "integer"}, "num_heads": {"type":

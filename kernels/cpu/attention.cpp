@@ -83,6 +83,24 @@ void FindSeeds(const AttentionItem& item, Runner& runner, AttentionScratch& scra
   }
 }
 
+// Upper bound on the share of the mass that `keys` keys have, none of whose logits is above `bound`.
+float ShareOf(int64_t keys, float bound, float lse) { return static_cast<float>(keys) * std::exp(bound - lse); }
+
+// What row r leaves out because of its head's static reach. The proof for all queries says epsilon / n per key; this
+// query's own norm and the norms of those keys usually say far less.
+float BeyondReach(const AttentionItem& item, const Runner& runner, const AttentionScratch& scratch, int r, float lse) {
+  const RowInfo& row = item.row[r];
+  if (row.beyond_reach == 0) return 0;
+  const float proved = item.epsilon * static_cast<float>(row.beyond_reach) / static_cast<float>(row.position + 1);
+  const std::byte* tile = runner.Tile(row.first_key / kTileKeys);
+  if (tile == nullptr) return proved;
+  const auto* stats = reinterpret_cast<const KeyStats*>(tile + item.layout.stats_offset);
+  const int64_t near = row.position - row.first_key + 1;
+  if (stats->valid == 0 || near < row.head->peak) return proved;
+  const float share = ShareOf(row.beyond_reach, runner.OldBound(row, near, scratch.q_norm[r], *stats), lse);
+  return share < proved ? share : proved;
+}
+
 void Anchor(const AttentionItem& item, AttentionScratch& scratch, AnchorInfo& info, const SoftmaxState& state) {
   Runner runner(item, scratch, state);
   runner.Reset();
@@ -102,17 +120,23 @@ void Anchor(const AttentionItem& item, AttentionScratch& scratch, AnchorInfo& in
       left &= ~same;
     }
   }
-  for (int r = 0; r < item.rows; ++r) info.lse[r] = runner.RunningLse(r);
+  for (int r = 0; r < item.rows; ++r) {
+    info.lse[r] = runner.RunningLse(r);
+    state.left_out[r] = BeyondReach(item, runner, scratch, r, info.lse[r]);
+  }
   runner.Finish();
 }
 
-// Walks the tiles of one segment from new to old and decides, row by row, which to visit.
+// Walks the tiles [oldest, ...] of one segment from new to old and decides, row by row, which to visit. Adds to
+// left_out[row] what it does not visit.
 class SegmentWalk {
  public:
-  SegmentWalk(const AttentionItem& item, const AnchorInfo& info, AttentionScratch& scratch, Runner& runner)
-      : item_(item), info_(info), scratch_(scratch), runner_(runner) {
+  SegmentWalk(const AttentionItem& item, const AnchorInfo& info, AttentionScratch& scratch, Runner& runner,
+              int64_t oldest, float* left_out)
+      : item_(item), info_(info), scratch_(scratch), runner_(runner), oldest_(oldest), left_out_(left_out) {
     alive_ = AllRows(item.rows);
     test_tiles_ = alive_;
+    std::fill_n(left_out, item.rows, 0.0f);
     for (int r = 0; r < item.rows; ++r) threshold_[r] = info.lse[r] + item.row[r].skip_margin;
   }
 
@@ -120,14 +144,21 @@ class SegmentWalk {
   bool FinishedBefore(int64_t t) {
     if (!item_.certified) return false;
     const std::byte* tile = runner_.Tile(t);
-    if (tile != nullptr) DropFinished(t, reinterpret_cast<const KeyStats*>(tile + item_.layout.stats_offset));
-    return alive_ == 0;
+    if (tile == nullptr) return false;
+    DropFinished(t, reinterpret_cast<const KeyStats*>(tile + item_.layout.stats_offset));
+    if (alive_ != 0) return false;
+    // Older segments will not be asked any more, so their keys count here, but for those that the anchor has counted.
+    for (int r = 0; r < item_.rows && !item_.split; ++r) {
+      const int64_t counted = KeysOf(r, oldest_, t);
+      if (counted > 0) left_out_[r] *= static_cast<float>(KeysOf(r, 0, t)) / static_cast<float>(counted);
+    }
+    return true;
   }
 
-  void Run(int64_t oldest, int64_t newest) {
+  void Run(int64_t newest) {
     int64_t t = newest;
-    while (t >= oldest && alive_ != 0) {
-      const int64_t group_start = std::max(t / kSuperTiles * kSuperTiles, oldest);
+    while (t >= oldest_ && alive_ != 0) {
+      const int64_t group_start = std::max(t / kSuperTiles * kSuperTiles, oldest_);
       RunGroup(group_start, t);
       t = group_start - 1;
     }
@@ -140,17 +171,27 @@ class SegmentWalk {
     }
   }
 
-  // Rows of decaying heads drop out for good once nothing older can matter: |q| |k| <= |q| max|k| of all older keys.
-  void DropFinished(int64_t t, const KeyStats* stats) {
+  // Keys of tiles [first, last] that row r could visit.
+  int64_t KeysOf(int r, int64_t first, int64_t last) const {
+    return std::max<int64_t>((last + 1) * kTileKeys - std::max(first * kTileKeys, item_.row[r].beyond_reach), 0);
+  }
+  // Row r does not visit tiles [first, last], where no logit is above `bound`.
+  void LeaveOut(int r, int64_t first, int64_t last, float bound) {
+    left_out_[r] += ShareOf(KeysOf(r, first, last), bound, threshold_[r] - item_.row[r].skip_margin);
+  }
+
+  // Rows of decaying heads drop out for good once nothing older can matter. Rows of `skipped` have left out the tiles
+  // from `skipped_from` on already.
+  void DropFinished(int64_t t, const KeyStats* stats, uint64_t skipped = 0, int64_t skipped_from = 0) {
     for (uint64_t left = alive_; left != 0; left &= left - 1) {
       const int r = std::countr_zero(left);
       const RowInfo& row = item_.row[r];
-      const int64_t near = row.position - (t * kTileKeys + kTileKeys - 1);
-      const int64_t last_key = t * kTileKeys + kTileKeys - 1;
+      const int64_t last_key = t * kTileKeys + kTileKeys - 1, near = row.position - last_key;
       bool finished = last_key < row.first_key;
       if (!finished && row.head->decaying && near >= row.head->peak && stats->valid != 0) {
-        const float prior = row.bias_scale * row.head->bias[-near];
-        finished = scratch_.q_norm[r] * stats->max_norm_prefix + prior + std::fabs(prior) * kRounding < threshold_[r];
+        const float bound = Runner::OldBound(row, near, scratch_.q_norm[r], *stats);
+        finished = bound < threshold_[r];
+        if (finished) LeaveOut(r, oldest_, (skipped >> r & 1) != 0 ? skipped_from - 1 : t, bound);
       }
       if (finished) alive_ &= ~(left & -left);
     }
@@ -162,7 +203,10 @@ class SegmentWalk {
     for (uint64_t left = rows; left != 0; left &= left - 1) {
       const int r = std::countr_zero(left);
       ++scratch_.counters[r].bound_tests;
-      if (scratch_.bound[r] + runner_.PriorBound(item_.row[r], first, last) < threshold_[r]) rows &= ~(left & -left);
+      const float bound = scratch_.bound[r] + runner_.PriorBound(item_.row[r], first, last);
+      if (!(bound < threshold_[r])) continue;  // also if it is no number
+      LeaveOut(r, first, last, bound);
+      rows &= ~(left & -left);
     }
     return rows;
   }
@@ -185,7 +229,7 @@ class SegmentWalk {
       uint64_t need = group_rows;
       if (item_.certified) {
         const auto* stats = reinterpret_cast<const KeyStats*>(tile + item_.layout.stats_offset);
-        DropFinished(t, stats);
+        DropFinished(t, stats, ~group_rows, oldest);
         if (alive_ == 0) return;
         need &= alive_;
         const uint64_t tested = need & test_tiles_;
@@ -208,6 +252,8 @@ class SegmentWalk {
   const AnchorInfo& info_;
   AttentionScratch& scratch_;
   Runner& runner_;
+  const int64_t oldest_;
+  float* const left_out_;
   uint64_t alive_ = 0, test_tiles_ = 0;
   int64_t last_visited_ = -1;
   float threshold_[kMaxRows];
@@ -218,19 +264,20 @@ bool Segment(const AttentionItem& item, int64_t segment, const AnchorInfo& info,
   Runner runner(item, scratch, state);
   const int64_t oldest = std::max(segment * kSegmentTiles, item.window_first_tile);
   const int64_t newest = std::min((segment + 1) * kSegmentTiles - 1, item.diagonal_tile - 2);
-  SegmentWalk walk(item, info, scratch, runner);
+  SegmentWalk walk(item, info, scratch, runner, oldest, state.left_out);
   if (oldest > newest || walk.FinishedBefore(newest)) {
     std::fill_n(state.sum, item.rows, 0.0f);
     return oldest > newest;
   }
   runner.Reset();
-  walk.Run(oldest, newest);
+  walk.Run(newest);
   runner.Finish();
   return true;
 }
 
 void Merge(int rows, int padded_dim, const SoftmaxState& into, const SoftmaxState& from) {
   for (int r = 0; r < rows; ++r) {
+    into.left_out[r] += from.left_out[r];
     if (!(from.sum[r] != 0)) continue;  // saw nothing
     const float new_max = std::max(into.max[r], from.max[r]);
     HWY_ALIGN float factor[16];
@@ -264,7 +311,7 @@ AttentionScratch::AttentionScratch(int padded_dim)
       mid(static_cast<size_t>(padded_dim)),
       extent(static_cast<size_t>(padded_dim)),
       lanes(static_cast<size_t>(kMaxRows * 16)),
-      segment(static_cast<size_t>(kMaxRows * (2 + padded_dim))) {}
+      segment(SoftmaxState::floats(padded_dim)) {}
 
 HWY_EXPORT(AttentionTable);
 AttentionKernels attention_kernels() { return HWY_DYNAMIC_DISPATCH(AttentionTable)(); }

@@ -37,17 +37,24 @@ struct HeadInfo {
 struct RowInfo {
   const HeadInfo* head = nullptr;
   int64_t position = 0;
-  float content_scale = 0;  // multiplies q.k
-  float bias_scale = 0;     // multiplies B
-  float skip_margin = 0;    // ln(eps) - ln(n_i): a tile may go when bound < log-sum-exp + margin
-  int64_t first_key = 0;    // window or reach: keys before it are not seen
+  float content_scale = 0;   // multiplies q.k
+  float bias_scale = 0;      // multiplies B
+  float skip_margin = 0;     // ln(eps) - ln(n_i): a tile may go when bound < log-sum-exp + margin
+  int64_t first_key = 0;     // window or reach: keys before it are not seen
+  int64_t beyond_reach = 0;  // how many of those a model without reach would see
 };
 
 // Mergeable softmax state of the rows of one item.
 struct SoftmaxState {
-  float* max;  // [rows]
-  float* sum;  // [rows]
-  float* out;  // [rows][padded_dim], unnormalised
+  float* max;       // [rows]
+  float* sum;       // [rows]
+  float* left_out;  // [rows] upper bound on the share of the mass that was not visited
+  float* out;       // [rows][padded_dim], unnormalised
+
+  static size_t floats(int padded_dim) { return static_cast<size_t>(kMaxRows * (3 + padded_dim)); }
+  static SoftmaxState at(float* memory) {
+    return {memory, memory + kMaxRows, memory + 2 * kMaxRows, memory + 3 * kMaxRows};
+  }
 };
 
 struct AttentionItem {
@@ -60,6 +67,8 @@ struct AttentionItem {
   int64_t diagonal_tile = 0;      // tile of every row's own key
   int64_t window_first_tile = 0;  // no row needs an older tile
   bool certified = true;
+  float epsilon = 0;
+  bool split = false;      // every segment is visited by itself, whatever the newer ones found
   bool use_super = false;  // super-tile boxes are valid for this group
   bool any_non_decaying = false;
 };
@@ -78,7 +87,7 @@ struct AttentionScratch {
   std::vector<float> q_t;             // [padded_dim][kMaxRows], made when the first bound of an item is asked for
   std::vector<float> mid, extent;     // [padded_dim]
   std::vector<float> lanes;           // [kMaxRows][16] partial sums of a running state
-  std::vector<float> segment;         // [kMaxRows] max, sum, [kMaxRows][padded_dim] out
+  std::vector<float> segment;         // memory of a SoftmaxState
   bool q_transposed = false;
   float q_norm[kMaxRows], q_sum[kMaxRows], bound[kMaxRows];
   AttentionCounters counters[kMaxRows];

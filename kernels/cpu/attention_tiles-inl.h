@@ -278,6 +278,13 @@ class Runner {
     return bound + std::fabs(bound) * kRounding;
   }
 
+  // Largest logit among keys at distance `near` and more, of a prior that decays from there on. |q| |k| <= |q| max|k|
+  // of the tile with these statistics and of all older ones.
+  static HWY_INLINE float OldBound(const RowInfo& row, int64_t near, float q_norm, const KeyStats& stats) {
+    const float prior = row.bias_scale * row.head->bias[-near];
+    return q_norm * stats.max_norm_prefix + prior + std::fabs(prior) * kRounding;
+  }
+
   const RowInfo& Row(int r) const { return item_.row[r]; }
 
  private:

@@ -194,14 +194,12 @@ void CpuBackend::plan_tasks(int padded_dim) {
     }
   }
   plan_whole_blocks(b, blocks_.size());
-  const size_t part_floats = static_cast<size_t>(kMaxRows * (2 + padded_dim));
-  partial_.resize(std::max(partial_.size(), static_cast<size_t>(parts) * part_floats));
+  partial_.resize(std::max(partial_.size(), static_cast<size_t>(parts) * SoftmaxState::floats(padded_dim)));
   anchors_.resize(std::max(anchors_.size(), static_cast<size_t>(parts)));
 }
 
 SoftmaxState CpuBackend::part_state(int64_t part, int padded_dim) {
-  float* at = partial_.data() + part * kMaxRows * (2 + padded_dim);
-  return {at, at + kMaxRows, at + 2 * kMaxRows};
+  return SoftmaxState::at(partial_.data() + static_cast<size_t>(part) * SoftmaxState::floats(padded_dim));
 }
 
 void CpuBackend::load_block(const CpuAttention& layer, const KvCacheView& kv, const Block& block,
@@ -231,6 +229,7 @@ void CpuBackend::load_block(const CpuAttention& layer, const KvCacheView& kv, co
       row.skip_margin = static_cast<float>(log_epsilon - std::log(static_cast<double>(visible)));
       const int64_t reach = spec.window >= 0 ? spec.window : (options.certified ? head.reach : -1);
       row.first_key = reach < 0 ? 0 : std::max<int64_t>(position - reach, 0);
+      row.beyond_reach = spec.window >= 0 ? 0 : row.first_key;
       float* q = worker.q.data() + int64_t{item.rows} * layout.padded_dim;
       elementwise_.scale(qkv + source * ld + int64_t{h} * spec.head_dim, row.content_scale, spec.head_dim, q);
       std::fill(q + spec.head_dim, q + layout.padded_dim, 0.0f);
@@ -246,6 +245,8 @@ void CpuBackend::load_block(const CpuAttention& layer, const KvCacheView& kv, co
   item.diagonal_tile = block.diagonal_tile;
   item.window_first_tile = block.first_tile;
   item.certified = options.certified;
+  item.epsilon = options.epsilon;
+  item.split = block.first_part >= 0;
   item.use_super = layer.use_super[static_cast<size_t>(block.kv_head)];
   attention_.prepare(item, worker.attention);
 }
@@ -271,8 +272,9 @@ void CpuBackend::attend_whole(const AttentionItem& item, const Block& block, Wor
   const SoftmaxState state = worker.main_state(), segment = worker.segment_state();
   attention_.anchor(item, worker.attention, worker.anchor, state);
   for (int64_t s = block.last_segment() - 1; s >= block.first_segment(); --s) {
-    if (!attention_.segment(item, s, worker.anchor, worker.attention, segment)) break;
+    const bool more = attention_.segment(item, s, worker.anchor, worker.attention, segment);
     attention_.merge(item.rows, item.layout.padded_dim, state, segment);
+    if (!more) break;
   }
 }
 
@@ -288,6 +290,14 @@ void CpuBackend::store_block(const CpuAttention& layer, const Block& block, cons
       float* to = out + row * ldo + int64_t{h} * spec.head_dim;
       for (int d = 0; d < spec.head_dim; ++d) to[d] = from[d] / state.sum[r];
     }
+  }
+}
+
+// The worst row of every head of a finished block.
+void CpuBackend::count_left_out(const Block& block, const SoftmaxState& state, std::span<AttentionCounters> heads) {
+  for (int r = 0; r < block.num_heads * block.num_positions; ++r) {
+    AttentionCounters& head = heads[static_cast<size_t>(block.first_head + r / block.num_positions)];
+    head.left_out = std::max(head.left_out, state.left_out[r]);
   }
 }
 
@@ -375,6 +385,7 @@ void CpuBackend::attend(const CpuAttention& layer, const KvCacheView& kv, std::s
       if (task.segment < 0) {
         attend_whole(item, block, worker);
         store_block(layer, block, worker.main_state(), padded_dim, out);
+        count_left_out(block, worker.main_state(), worker.counters);
       } else {
         const int64_t part = block.first_part + 1 + task.segment - block.first_segment();
         attention_.segment(item, task.segment, anchors_[static_cast<size_t>(block.first_part)], worker.attention,
@@ -392,6 +403,7 @@ void CpuBackend::attend(const CpuAttention& layer, const KvCacheView& kv, std::s
                          part_state(block.first_part + 1 + s - block.first_segment(), padded_dim));
       }
       store_block(layer, block, state, padded_dim, out);
+      count_left_out(block, state, per_head);
     }
   }
   for (const Block& block : blocks_) {
@@ -406,6 +418,7 @@ void CpuBackend::attend(const CpuAttention& layer, const KvCacheView& kv, std::s
       per_head[h].visited += worker->counters[h].visited;
       per_head[h].skipped -= worker->counters[h].visited;
       per_head[h].bound_tests += worker->counters[h].bound_tests;
+      per_head[h].left_out = std::max(per_head[h].left_out, worker->counters[h].left_out);
     }
   }
 }

@@ -132,6 +132,7 @@ class CpuBackend final : public Backend {
   void load_block(const CpuAttention& layer, const KvCacheView& kv, const Block& block,
                   std::span<const int32_t> query_rows, const float* qkv, const AttentionOptions& options,
                   Worker& worker, AttentionItem& item) const;
+  static void count_left_out(const Block& block, const SoftmaxState& state, std::span<AttentionCounters> heads);
   void count_block(const Block& block, Worker& worker) const;
   void store_block(const CpuAttention& layer, const Block& block, const SoftmaxState& state, int padded_dim,
                    float* out) const;

@@ -13,14 +13,11 @@ struct CpuBackend::Worker {
         unpack(arena.allocate(static_cast<size_t>(gemm_unpack_floats()) * sizeof(float))),
         q(static_cast<size_t>(kMaxRows * padded_dim_)),
         rotated(static_cast<size_t>(padded_dim_)),
-        state(static_cast<size_t>(kMaxRows * (2 + padded_dim_))),
+        state(SoftmaxState::floats(padded_dim_)),
         attention(padded_dim_) {}
 
-  SoftmaxState main_state() { return {state.data(), state.data() + kMaxRows, state.data() + 2 * kMaxRows}; }
-  SoftmaxState segment_state() {
-    float* at = attention.segment.data();
-    return {at, at + kMaxRows, at + 2 * kMaxRows};
-  }
+  SoftmaxState main_state() { return SoftmaxState::at(state.data()); }
+  SoftmaxState segment_state() { return SoftmaxState::at(attention.segment.data()); }
 
   int padded_dim;
   LazyMemory unpack;     // 16-bit weight panels as float32
