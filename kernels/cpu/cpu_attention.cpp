@@ -406,6 +406,11 @@ void CpuBackend::attend(const CpuAttention& layer, const KvCacheView& kv, std::s
       count_left_out(block, state, per_head);
     }
   }
+  add_counters(layer, per_head);
+}
+
+// What the workers counted; whatever could have been visited and was not has been skipped.
+void CpuBackend::add_counters(const CpuAttention& layer, std::span<AttentionCounters> per_head) const {
   for (const Block& block : blocks_) {
     for (int h = block.first_head; h < block.first_head + block.num_heads; ++h) {
       const int64_t first = layer.spec.window < 0 ? 0 : block.first_tile;
@@ -413,7 +418,7 @@ void CpuBackend::attend(const CpuAttention& layer, const KvCacheView& kv, std::s
           static_cast<uint64_t>(block.num_positions * (block.diagonal_tile - first + 1));
     }
   }
-  for (auto& worker : workers_) {
+  for (const auto& worker : workers_) {
     for (size_t h = 0; h < per_head.size(); ++h) {
       per_head[h].visited += worker->counters[h].visited;
       per_head[h].skipped -= worker->counters[h].visited;

@@ -133,6 +133,7 @@ class CpuBackend final : public Backend {
                   std::span<const int32_t> query_rows, const float* qkv, const AttentionOptions& options,
                   Worker& worker, AttentionItem& item) const;
   static void count_left_out(const Block& block, const SoftmaxState& state, std::span<AttentionCounters> heads);
+  void add_counters(const CpuAttention& layer, std::span<AttentionCounters> per_head) const;
   void count_block(const Block& block, Worker& worker) const;
   void store_block(const CpuAttention& layer, const Block& block, const SoftmaxState& state, int padded_dim,
                    float* out) const;
