@@ -54,7 +54,7 @@ struct SchedulePlan {
 
 class Scheduler {
  public:
-  static constexpr int64_t kPromotionSteps = 1024;
+  static constexpr int64_t kPromotionSteps = 8192;  // a second of the smallest model, minutes of a loaded one
   static constexpr int64_t kMaxOvertakes = 16;
   static constexpr int64_t kQuantumRows = 64;
   static constexpr double kNoDecodeFactor = 4;  // step time without decode rows, in targets

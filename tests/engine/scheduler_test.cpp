@@ -206,7 +206,7 @@ TEST(Scheduler, StarvedWorkIsPromotedAfterTheStatedNumberOfSteps) {
   h.add(10, 30, 0);
   Sequence& low = h.add(10, 5, 9);
   int64_t waited = 0;
-  while (low.queue != Sequence::Queue::kRunning && waited < 3000) {
+  while (low.queue != Sequence::Queue::kRunning && waited < 2 * Scheduler::kPromotionSteps) {
     h.add(10, 30, 0);  // better work never ends
     h.step();
     ++waited;
