@@ -9,13 +9,14 @@
 #include "app/bench/retrieval_task.h"
 #include "base/error.h"
 #include "models/tokenizer.h"
+#include "tests/support/paths.h"
 
 namespace bam::bench {
 namespace {
 
 // A real sentencepiece model: digits are single tokens, pieces carry their own leading space.
 const Tokenizer& fixture_tokenizer() {
-  static const auto tokenizer = Tokenizer::load(BAM_SOURCE_DIR "/tests/fixtures");
+  static const auto tokenizer = Tokenizer::load(testing::fixtures_dir());
   return *tokenizer;
 }
 

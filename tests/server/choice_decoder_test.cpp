@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/paths.h"
+
 namespace bam {
 namespace {
 
@@ -28,7 +30,7 @@ class ChoiceDecoderTest : public ::testing::Test {
 
   std::vector<int32_t> encode(const std::string& text) { return tokenizer_->encode(text, false); }
 
-  std::unique_ptr<Tokenizer> tokenizer_ = Tokenizer::load(std::string(BAM_SOURCE_DIR) + "/tests/fixtures");
+  std::unique_ptr<Tokenizer> tokenizer_ = Tokenizer::load(testing::fixtures_dir());
   DecodeOptions options_;
   std::unique_ptr<ChoiceDecoder> decoder_;
 };

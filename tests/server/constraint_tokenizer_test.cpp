@@ -8,6 +8,7 @@
 
 #include "models/tokenizer.h"
 #include "tests/server/constraint_testing.h"
+#include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 
 namespace bam {
@@ -22,7 +23,7 @@ std::unique_ptr<Tokenizer> load_tokenizer(const fs::path& model) {
 }
 
 fs::path mistral_model() {
-  return fs::path(BAM_SOURCE_DIR).parent_path() / "shared" / "data" / "mistral-7b-v0.3.tokenizer.model";
+  return testing::shared_data_dir() / "mistral-7b-v0.3.tokenizer.model";
 }
 
 std::shared_ptr<const TokenConstraint> compiled(ConstraintResult result) {
@@ -89,7 +90,7 @@ void check_with(const Tokenizer& tokenizer) {
 }
 
 TEST(ConstraintTokenizer, Fixture) {
-  check_with(*load_tokenizer(fs::path(BAM_SOURCE_DIR) / "tests" / "fixtures" / "tokenizer.model"));
+  check_with(*load_tokenizer(testing::fixtures_dir() / "tokenizer.model"));
 }
 
 TEST(ConstraintTokenizer, Mistral) {
@@ -98,7 +99,7 @@ TEST(ConstraintTokenizer, Mistral) {
 }
 
 TEST(ConstraintTokenizer, StrictAboutTheLeadingSpace) {
-  const auto tokenizer = load_tokenizer(fs::path(BAM_SOURCE_DIR) / "tests" / "fixtures" / "tokenizer.model");
+  const auto tokenizer = load_tokenizer(testing::fixtures_dir() / "tokenizer.model");
   const ConstraintVocabulary vocabulary(*tokenizer, {tokenizer->eos_id()});
   const auto begins_with_space = [&](const std::shared_ptr<const TokenConstraint>& constraint) {
     const auto clone = constraint->clone_initial();

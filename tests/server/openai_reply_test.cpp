@@ -2,12 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/paths.h"
+
 namespace bam {
 namespace {
 
 class OpenAiReply : public ::testing::Test {
  protected:
-  std::unique_ptr<Tokenizer> tokenizer_ = Tokenizer::load(std::string(BAM_SOURCE_DIR) + "/tests/fixtures");
+  std::unique_ptr<Tokenizer> tokenizer_ = Tokenizer::load(testing::fixtures_dir());
   ReplyMeta meta_{ApiKind::kChat, "chatcmpl-1", "m\"x", "bam-fp", 1700000000};
   int32_t id_ = tokenizer_->encode("the", false).back();
 };

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 
 namespace bam::testing {
@@ -284,12 +285,6 @@ std::filesystem::path write_checkpoint(const CheckpointSpec& spec, const std::fi
   }
   if (!spec.tokenizer_config.empty()) write_file(dir / "tokenizer_config.json", spec.tokenizer_config);
   return dir;
-}
-
-std::filesystem::path fixtures_dir() { return std::filesystem::path(BAM_SOURCE_DIR) / "tests" / "fixtures"; }
-
-std::filesystem::path shared_data_dir() {
-  return std::filesystem::path(BAM_SOURCE_DIR).parent_path() / "shared" / "data";
 }
 
 }  // namespace bam::testing

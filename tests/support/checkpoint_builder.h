@@ -56,8 +56,4 @@ std::vector<RawTensor> make_tensors(const CheckpointSpec& spec);
 // Creates `dir` if needed, fills it and returns it.
 std::filesystem::path write_checkpoint(const CheckpointSpec& spec, const std::filesystem::path& dir);
 
-std::filesystem::path fixtures_dir();
-// ../shared/data next to the repository; may be absent.
-std::filesystem::path shared_data_dir();
-
 }  // namespace bam::testing

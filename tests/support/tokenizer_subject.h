@@ -14,6 +14,7 @@
 #include "base/utf8.h"
 #include "models/tokenizer.h"
 #include "tests/support/checkpoint_builder.h"
+#include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 
 namespace bam::testing {
