@@ -178,7 +178,7 @@ TEST(WordVocabulary, RoundTrip) {
   EXPECT_EQ(words.decode(ids), "the sky is the sky");
 }
 
-class RetrievalTask : public testing::TestWithParam<std::string> {};
+class RetrievalTask : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(RetrievalTask, ExactLengthAnswersPresentAndScored) {
   TaskConfig config;
@@ -212,7 +212,7 @@ TEST_P(RetrievalTask, ExactLengthAnswersPresentAndScored) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RetrievalTask,
-                         testing::Values("passkey", "niah_single_1", "niah_single_2", "niah_single_3",
+                         ::testing::Values("passkey", "niah_single_1", "niah_single_2", "niah_single_3",
                                          "niah_multikey_1", "niah_multikey_2", "niah_multikey_3", "niah_multivalue",
                                          "niah_multiquery"));
 
