@@ -8,6 +8,8 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <ctime>
+#include <future>
 #include <thread>
 
 #include <CLI/CLI.hpp>
@@ -46,7 +48,29 @@ sigset_t stop_signals() {
   return set;
 }
 
-// Loads the model beside the running HTTP server, and ends both in order.
+// Supervisors signal a process and then its group: what comes within this time is the first signal once more.
+constexpr int64_t kSameSignalMs = 1000;
+// A model that is still loading when the server ends gets so long to notice; nothing can be lost with it.
+constexpr std::chrono::seconds kLoaderPatience{1};
+
+// What the signal handler reads; both are lock-free.
+std::atomic<int64_t> g_first_signal_ms{0};
+std::atomic<bool> g_finished{false};
+
+int64_t monotonic_ms() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<int64_t>(now.tv_sec) * 1000 + now.tv_nsec / 1'000'000;
+}
+
+void abort_on_later_signal(int signal) {
+  if (g_finished || monotonic_ms() - g_first_signal_ms < kSameSignalMs) return;
+  constexpr char kText[] = "bam serve: another signal: aborting\n";
+  [[maybe_unused]] const ssize_t ignored = write(STDERR_FILENO, kText, sizeof(kText) - 1);
+  _exit(128 + signal);
+}
+
+// Loads the model beside the running HTTP server, and ends both in order. Every thread is started and joined by run().
 class Service {
  public:
   explicit Service(const ServeConfig& config) : config_(config), context_(config.server), http_(context_) {
@@ -55,7 +79,6 @@ class Service {
   }
 
   int run() {
-    const sigset_t signals = stop_signals();
     raise_descriptor_limit(config_.server.max_connections);
     http_.bind();
     log::info("config: {}", config_.resolved_line());
@@ -63,21 +86,35 @@ class Service {
       log::warn("listening on {} without --api-key: everyone who reaches this machine can use the server",
                 config_.server.host);
     }
-    std::thread waiter([this, signals] { wait_for_signals(signals); });
+    std::promise<void> finished;
+    std::thread supervisor([this, done = finished.get_future()] { supervise(done); });
+    std::promise<bool> listening;
+    std::promise<void> load_over;
+    std::thread loader([&, started = listening.get_future()]() mutable {
+      if (started.get()) load();
+      load_over.set_value();
+    });
+    bool told = false;
     std::string http_error;
     try {
-      http_.run([this] {
+      http_.run([&] {
         log::info("listening on {}, loading {}", http_.url(), config_.model.model);
-        loader_ = std::thread([this] { load(); });
+        told = true;
+        listening.set_value(true);
       });
     } catch (const std::exception& error) {
-      http_error = error.what();  // the threads below must still be joined
+      http_error = error.what();  // the threads must still be joined
     }
-    if (loader_.joinable()) loader_.join();
-    if (drainer_.joinable()) drainer_.join();
-    finished_ = true;
-    pthread_kill(waiter.native_handle(), SIGTERM);  // wakes it from sigwait
-    waiter.join();
+    if (!told) listening.set_value(false);
+    if (load_over.get_future().wait_for(kLoaderPatience) != std::future_status::ready) {
+      log::info("stopped while the model was loading");
+      _exit(exit_code_);
+    }
+    loader.join();
+    g_finished = true;
+    finished.set_value();
+    pthread_kill(supervisor.native_handle(), SIGTERM);  // wakes it from sigwait
+    supervisor.join();
     loaded_.reset();
     if (!http_error.empty()) throw Error("{}", http_error);
     if (!load_error_.empty()) {
@@ -107,20 +144,22 @@ class Service {
     log::info("ready after {:.1f} s: {} as '{}'", seconds, http_.url(), config_.server.served_model_names.front());
   }
 
-  void wait_for_signals(const sigset_t& signals) {
-    for (int count = 1;; ++count) {
-      int signal = 0;
-      if (sigwait(&signals, &signal) != 0 || finished_) return;
-      if (count == 1) {
-        log::info("signal {}: draining for at most {:.0f} s; a second signal aborts", signal,
-                  config_.server.drain_timeout_s);
-        context_.draining = true;
-        drainer_ = std::thread([this] { drain(); });
-      } else {
-        log::warn("second signal: aborting");
-        _exit(128 + signal);
-      }
-    }
+  // Waits for the first signal, drains, and stays to hear another one.
+  void supervise(const std::future<void>& finished) {
+    const sigset_t signals = stop_signals();
+    int signal = 0;
+    if (sigwait(&signals, &signal) != 0 || g_finished) return;
+    g_first_signal_ms = monotonic_ms();
+    struct sigaction action {};
+    action.sa_handler = abort_on_later_signal;
+    sigaction(SIGTERM, &action, nullptr);
+    sigaction(SIGINT, &action, nullptr);
+    pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+    log::info("signal {}: draining for at most {:.0f} s; another signal aborts", signal,
+              config_.server.drain_timeout_s);
+    context_.draining = true;
+    drain();
+    finished.wait();
   }
 
   // Lets running requests finish, sends out what is still buffered, and stops the event loops.
@@ -160,9 +199,7 @@ class Service {
   std::unique_ptr<ServingModel> serving_;
   ServerContext context_;
   HttpServer http_;
-  std::thread loader_, drainer_;
   std::string load_error_;
-  std::atomic<bool> finished_{false};
   std::atomic<int> exit_code_{0};
 };
 

@@ -175,6 +175,9 @@ void add_access_options(std::vector<ServeOption>& out) {
   out.push_back({"cors-origins", "LIST", "origins whose pages may call this server; * for all; empty: none", "", kList,
                  false, false,
                  [](ServeConfig& c, const std::string& v, const std::string&) { c.server.cors_origins = split(v); }});
+  out.push_back({"allowed-hosts", "LIST", "host names that clients without keys may use for this server; * for all", "",
+                 kList, false, false,
+                 [](ServeConfig& c, const std::string& v, const std::string&) { c.server.allowed_hosts = split(v); }});
   out.push_back(
       {"tls-cert", "FILE", "certificate chain (PEM)", "", false, false, false, text_into(BAM_FIELD(server.tls_cert))});
   out.push_back(

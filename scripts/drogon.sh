@@ -1,18 +1,20 @@
 # Finds or builds Drogon (HTTP). Sourced by setup.sh.
 #
-# Debian 12 does not package Drogon and Debian 13's 1.9.0 lacks async streams, so it is taken, in this order, from
-#   1. an installed Drogon >= 1.9.2 (CMAKE_PREFIX_PATH, Drogon_ROOT, /usr/local, /usr) or our own earlier build in the cache
-#   2. the machine's package libdrogon-dev, if it is new enough
-#   3. Debian's source packages of the unstable suite, built here once (its binaries would pull in a newer libc)
-#   4. the upstream git tag
+# No released Drogon is fit for an open port as it is: an exception in a connection's callback ends the process, and a stream
+# asked for with `Connection: close` has an empty body. So it is built here once, with the changes of scripts/drogon/edit.py,
+# from
+#   1. Debian's source packages of the unstable suite (its binaries would pull in a newer libc)
+#   2. the upstream git tag
+# An installed one (CMAKE_PREFIX_PATH, Drogon_ROOT, /usr/local, /usr) is used only if it carries these changes.
 # shellcheck shell=bash
 
 DROGON_MIN_VERSION=1.9.2
 DROGON_PIN=1.9.13
 TRANTOR_PIN=1.5.28
 DROGON_GIT=${BAM_DROGON_GIT:-https://github.com/drogonframework/drogon.git}
-# Part of the cached folder's name: raise it when the way of building changes.
-DROGON_RECIPE=1
+DROGON_EDITS=$REPO_ROOT/scripts/drogon/edit.py
+# Part of the cached folder's name: raise the number when the way of building changes.
+DROGON_RECIPE=2-$(sha256sum "$DROGON_EDITS" | cut -c 1-8)
 
 # What a static library depends on besides its version: the distribution, the CPU and the C++ runtime. (clang links
 # the same libstdc++, so a clang build of bam uses the same one.)
@@ -34,7 +36,11 @@ drogon_version_in() {
   done
 }
 
-# Prints the prefix of a Drogon that is new enough, status 1 if there is none. Prefixes that the user names win.
+# has_edits PREFIX: this trantor has our last line of defence, the mark of all edits.
+has_edits() { grep -qs 'exceptionHook()' "$1"/include/trantor/net/EventLoop.h; }
+
+# Prints the prefix of a Drogon that is new enough and has our changes, status 1 if there is none. Prefixes that the user
+# names win.
 find_drogon() {
   local prefix version
   local -a named cached
@@ -43,16 +49,12 @@ find_drogon() {
   for prefix in "${named[@]}" "${cached[@]}" /usr/local /usr; do
     [[ -n $prefix && -d $prefix ]] || continue
     version=$(drogon_version_in "$prefix")
-    if [[ -n $version ]] && version_ge "$version" "$DROGON_MIN_VERSION"; then
+    if [[ -n $version ]] && version_ge "$version" "$DROGON_MIN_VERSION" && has_edits "$prefix"; then
       printf '%s\n' "$prefix"
       return 0
     fi
   done
   return 1
-}
-
-packaged_drogon_version() {
-  apt-cache policy libdrogon-dev 2>/dev/null | sed -nE 's/^ +Candidate: ([0-9][^ ]*).*/\1/p'
 }
 
 # The URI of the archive that this machine itself installs from, whatever the format of its sources.
@@ -152,6 +154,7 @@ build_drogon() {
   fi
   version=$(drogon_source_version "$dir/drogon")
   version_ge "${version:-0}" "$DROGON_MIN_VERSION" || { say "Drogon '$version' is older than $DROGON_MIN_VERSION"; return 1; }
+  run_step "$log" "Drogon $version: applying scripts/drogon/edit.py" python3 "$DROGON_EDITS" "$dir" || return 1
   prefix=$cache/drogon-$version-$(drogon_key)
   run_step "$log" "Drogon $version: building trantor and Drogon, once per machine (2-5 minutes)" compile_drogon "$dir" "$prefix" || return 1
   rm -rf "$prefix"
@@ -161,12 +164,8 @@ build_drogon() {
 
 # ensure_drogon LOG: makes find_drogon succeed.
 ensure_drogon() {
-  local log=$1 packaged
+  local log=$1
   find_drogon >/dev/null && return 0
-  packaged=$(packaged_drogon_version)
-  if [[ -n $packaged ]] && version_ge "$packaged" "$DROGON_MIN_VERSION"; then
-    install_packages "$log" libdrogon-dev && find_drogon >/dev/null && return 0
-  fi
   mkdir -p "$(cache_dir)"
   # Two checkouts may set up at once: the second waits for the first and then finds its result.
   exec 9>"$(cache_dir)/drogon.lock"

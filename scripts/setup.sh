@@ -14,8 +14,8 @@ usage() {
   cat <<'TXT'
 Usage: scripts/setup.sh [GROUP]… | --print-prefix | --list
 
-Installs Debian packages (as root or through sudo) and, where the machine has no Drogon >= 1.9.2, builds Drogon once
-into a cache that later checkouts reuse. With no GROUP: what building and serving need.
+Installs Debian packages (as root or through sudo) and, where the machine has none, builds Drogon with our
+changes once into a cache that later checkouts reuse. With no GROUP: what building and serving need.
 
   --tests         also what `make test` needs
   --bench         also what `make bench` needs

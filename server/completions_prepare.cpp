@@ -78,9 +78,6 @@ std::optional<ApiError> GenerationJob::prepare() {
                                  "model_not_found");
     }
   }
-  if (request_.stream && exchange_->is_http10()) {
-    return ApiError::invalid("'stream': true needs HTTP/1.1.", "stream");
-  }
   if (auto error = check_token_ids()) return error;
   if (auto error = compile_constraint()) return error;
   return tokenize_prompts();

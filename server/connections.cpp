@@ -3,17 +3,32 @@
 #include <algorithm>
 #include <vector>
 
+#include <drogon/utils/Utilities.h>
+#include <fmt/format.h>
+
 #include "base/log.h"
+#include "server/api_error.h"
 
 namespace bam {
 
 namespace {
 
-constexpr double kLingerSeconds = 5;
-// Half-parsed input that Drogon holds for one connection before our own body limit sees it.
-constexpr size_t kParserSlackBytes = 1 << 20;
+// A peer that was refused may read its reply for so long; it may be sending a body that nobody wants.
+constexpr double kHangUpSeconds = 1;
 // A large body on a slow line gets more time: this is the slowest rate that is still served.
 constexpr double kMinBytesPerSecond = 64 * 1024;
+
+// The library's reader is a protected member, and only a derived class may name it.
+struct ReaderOf : trantor::TcpConnection {
+  static trantor::RecvMessageCallback& get(trantor::TcpConnection& tcp) { return tcp.*(&ReaderOf::recvMsgCallback_); }
+};
+
+std::string malformed_reply(const FramingError& error) {
+  const std::string body = ApiError{.status = error.status, .message = error.message}.to_json();
+  return fmt::format(
+      "HTTP/1.1 {} {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{}",
+      error.status, drogon::statusCodeToString(error.status), body.size(), body);
+}
 
 double seconds_between(Connection::TimePoint from, Connection::TimePoint to) {
   return std::chrono::duration<double>(to - from).count();
@@ -41,10 +56,81 @@ void Connection::body_complete() {
   if (const auto tcp = tcp_.lock()) received_mark_ = tcp->bytesReceived();
 }
 
-void Connection::request_done(bool lingering) {
+void Connection::request_done(bool refused) {
   if (in_flight_ > 0) --in_flight_;
   last_activity_ = std::chrono::steady_clock::now();
-  if (lingering) lingering_since_ = last_activity_;
+  // Both wait until the reply has been handed to the library, which happens right after this call.
+  if (refused) {
+    deaf_ = true;
+    loop_->queueInLoop([weak = weak_from_this()] {
+      if (auto self = weak.lock()) self->hang_up();
+    });
+  } else if (in_flight_ == 0 && unanswered_) {
+    loop_->queueInLoop([weak = weak_from_this()] {
+      const auto self = weak.lock();
+      if (const auto tcp = self ? self->tcp_.lock() : nullptr) self->answer_malformed(tcp);
+    });
+  }
+}
+
+void Connection::intercept(const trantor::TcpConnectionPtr& tcp, ConnectionTable& table) {
+  library_ = ReaderOf::get(*tcp);
+  tcp->setRecvMsgCallback([weak = weak_from_this(), &table](const trantor::TcpConnectionPtr& tcp,
+                                                            trantor::MsgBuffer* buffer) {
+    const auto self = weak.lock();
+    const std::string_view bytes(buffer->peek(), buffer->readableBytes());
+    if (self && !self->deaf_) {
+      const bool good = self->malformed_.empty();
+      self->on_bytes(tcp, bytes);
+      if (good && !self->malformed_.empty()) table.malformed_.fetch_add(1, std::memory_order_relaxed);
+    }
+    buffer->retrieveAll();
+  });
+}
+
+void Connection::on_bytes(const trantor::TcpConnectionPtr& tcp, std::string_view bytes) {
+  const auto hand_over = [&](std::string_view text) {
+    if (text.empty()) return;
+    trantor::MsgBuffer buffer(text.size());
+    buffer.append(text.data(), text.size());
+    library_(tcp, &buffer);
+  };
+  std::string parsed;
+  const auto error = framing_.feed(bytes, parsed);
+  if (error) malformed_ = error->message;
+  hand_over(parsed);
+  if (!error) return;
+  deaf_ = true;
+  if (error->in_body) {
+    hand_over(RequestFraming::kPoison);  // the request that is open gets its reply
+    hang_up();
+  } else {
+    unanswered_ = error;
+    if (in_flight_ == 0) answer_malformed(tcp);
+  }
+}
+
+void Connection::answer_malformed(const trantor::TcpConnectionPtr& tcp) {
+  if (!unanswered_ || !tcp->connected()) return;
+  tcp->send(malformed_reply(*unanswered_));
+  unanswered_.reset();
+  hang_up();
+}
+
+void Connection::hang_up() {
+  deaf_ = true;
+  const auto tcp = tcp_.lock();
+  if (!tcp) return;
+  tcp->shutdown();
+  loop_->runAfter(kHangUpSeconds, [weak = tcp_] {
+    if (const auto tcp = weak.lock()) tcp->forceClose();
+  });
+}
+
+void Connection::send_continue() {
+  const auto tcp = tcp_.lock();
+  // Behind an unfinished reply it would be taken for a part of that; the client sends its body after a while anyway.
+  if (tcp && in_flight_ == 1) tcp->send(std::string("HTTP/1.1 100 Continue\r\n\r\n"));
 }
 
 void Connection::expect_sent(size_t bytes) {
@@ -71,19 +157,12 @@ const char* Connection::overdue(const ServerConfig& config, trantor::TcpConnecti
   if (received != last_received_ || sent != last_sent_) last_activity_ = now;
   last_received_ = received;
   last_sent_ = sent;
-  if (lingering_since_ && seconds_between(*lingering_since_, now) > kLingerSeconds &&
-      seconds_between(last_activity_, now) > kLingerSeconds) {
-    return "closing";
-  }
   const bool receiving = reading_bodies_ > 0 || (in_flight_ == 0 && received > received_mark_);
   if (receiving) {
     if (!reading_since_) reading_since_ = now;
     const size_t bytes = received - received_mark_;
     const double allowed = config.read_timeout_s + static_cast<double>(bytes) / kMinBytesPerSecond;
     if (seconds_between(*reading_since_, now) > allowed) return "request not received in time";
-    if (reading_bodies_ == 0 && bytes > config.max_body_bytes + kParserSlackBytes) {
-      return "request head too large";
-    }
     return nullptr;
   }
   if (in_flight_ > 0) return nullptr;  // streams watch over themselves
@@ -117,9 +196,11 @@ void ConnectionTable::on_connection(const trantor::TcpConnectionPtr& tcp) {
 }
 
 bool ConnectionTable::add(const trantor::TcpConnectionPtr& tcp) {
+  auto connection = std::make_shared<Connection>(tcp);
+  connection->intercept(tcp, *this);
   const std::lock_guard lock(mutex_);
   if (static_cast<int64_t>(table_.size()) >= config_.max_connections) return false;
-  table_.emplace(tcp.get(), std::make_shared<Connection>(tcp));
+  table_.emplace(tcp.get(), std::move(connection));
   open_.fetch_add(1, std::memory_order_relaxed);
   return true;
 }

@@ -8,16 +8,21 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <unordered_map>
 
 #include <trantor/net/TcpConnection.h>
 
+#include "server/http/request_framing.h"
 #include "server/server_config.h"
 
 namespace bam {
 
+class ConnectionTable;
+
 // What the server knows about one TCP connection. All methods belong to the connection's event loop, except is_open().
-class Connection {
+class Connection : public std::enable_shared_from_this<Connection> {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
 
@@ -29,8 +34,13 @@ class Connection {
   // A request's headers are in; its body may still be on the way.
   void request_begun();
   void body_complete();
-  // Its reply was handed over. `lingering`: the connection closes as soon as the peer has read it.
-  void request_done(bool lingering);
+  // Its reply was handed over. `refused`: what is left of its body will not be read, and the connection ends within a
+  // second whatever the peer sends.
+  void request_done(bool refused);
+  // What was wrong with the bytes of the request being received; empty: nothing.
+  const std::string& malformed() const { return malformed_; }
+  // The client waits for a sign before it sends the body.
+  void send_continue();
 
   // `bytes` more than have left so far are on their way to the peer: a peer that stops taking them is cut off.
   void expect_sent(size_t bytes);
@@ -41,6 +51,12 @@ class Connection {
 
  private:
   friend class ConnectionTable;
+  // Puts the framing between the socket and the library.
+  void intercept(const trantor::TcpConnectionPtr& tcp, ConnectionTable& table);
+  void on_bytes(const trantor::TcpConnectionPtr& tcp, std::string_view bytes);
+  void answer_malformed(const trantor::TcpConnectionPtr& tcp);
+  // Ignores what still comes and closes as soon as what is buffered has left, or a second is over.
+  void hang_up();
   void closed();
   // Why the connection should be cut now, or null. Called about once a second.
   const char* overdue(const ServerConfig& config, trantor::TcpConnection& tcp, TimePoint now);
@@ -55,7 +71,11 @@ class Connection {
   size_t expected_sent_ = 0;  // where the counter of sent bytes will be once all replies are out
   TimePoint last_activity_;
   std::optional<TimePoint> reading_since_;
-  std::optional<TimePoint> lingering_since_;
+  RequestFraming framing_;
+  trantor::RecvMessageCallback library_;  // what read the socket before intercept()
+  bool deaf_ = false;                     // nothing that comes is looked at any more
+  std::optional<FramingError> unanswered_;  // waits until earlier requests have their replies
+  std::string malformed_;
   uint64_t next_ticket_ = 1;
   std::map<uint64_t, std::function<void()>> close_callbacks_;
 };
@@ -79,15 +99,20 @@ class ConnectionTable {
   int64_t open_connections() const { return open_.load(std::memory_order_relaxed); }
   uint64_t timed_out() const { return timed_out_.load(std::memory_order_relaxed); }
   uint64_t refused() const { return refused_.load(std::memory_order_relaxed); }
+  uint64_t malformed() const { return malformed_.load(std::memory_order_relaxed); }
+  // Connections that ended because something threw in their thread: a defect, but nobody else's loss.
+  uint64_t failed() const { return failed_.load(std::memory_order_relaxed); }
+  void count_failed() { failed_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
+  friend class Connection;
   bool add(const trantor::TcpConnectionPtr& tcp);  // false: there are as many as allowed
 
   const ServerConfig& config_;
   mutable std::mutex mutex_;
   std::unordered_map<const trantor::TcpConnection*, std::shared_ptr<Connection>> table_;
   std::atomic<int64_t> open_{0};
-  std::atomic<uint64_t> timed_out_{0}, refused_{0};
+  std::atomic<uint64_t> timed_out_{0}, refused_{0}, malformed_{0}, failed_{0};
 };
 
 }  // namespace bam

@@ -46,10 +46,15 @@ const std::string& Exchange::header(const std::string& lower_case_name) const {
 
 bool Exchange::is_http10() const { return request_->version() == drogon::Version::kHttp10; }
 
+std::optional<std::string> Exchange::malformed() const {
+  if (!connection_ || connection_->malformed().empty()) return std::nullopt;
+  return connection_->malformed();
+}
+
 bool Exchange::append_body(const char* data, size_t size) {
   if (answered()) return false;
   const uint64_t limit = context_.config.max_body_bytes;
-  if (body.size() + size > limit) {
+  if (size > limit - std::min<uint64_t>(limit, body.size())) {
     reply(ApiError::too_large(fmt::format("The request body is larger than {} bytes (--max-body).", limit)));
     drop_body();
     return false;
@@ -157,6 +162,8 @@ void Exchange::open_stream(const std::vector<std::pair<std::string, std::string>
   response->addHeader("x-accel-buffering", "no");  // proxies must pass every event on at once
   for (const auto& [name, value] : headers) response->addHeader(name, value);
   add_common_headers(response);
+  // HTTP/1.0 knows no chunks: its streams end with the connection.
+  if (is_http10()) response->addHeader(kCloseMark, "1");
   if (callback_) callback_(response);
   callback_ = nullptr;
 }

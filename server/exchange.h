@@ -49,6 +49,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   const std::shared_ptr<Connection>& connection() const { return connection_; }
   bool is_open() const { return connection_ && connection_->is_open(); }
   bool is_http10() const;
+  // What was wrong with the bytes of the body, if that is why it ended.
+  std::optional<std::string> malformed() const;
 
   // Any thread, once. Headers that every reply carries are added here.
   void reply(HttpReply reply);

@@ -99,6 +99,8 @@ void handle_metrics(ServerContext& context, ExchangePtr exchange) {
                            .open_connections = context.connections.open_connections(),
                            .timed_out_connections = context.connections.timed_out(),
                            .refused_connections = context.connections.refused(),
+                           .malformed_connections = context.connections.malformed(),
+                           .failed_connections = context.connections.failed(),
                            .vllm_names = context.config.vllm_metrics};
   exchange->reply(HttpReply{.body = format_metrics(input), .content_type = "text/plain; version=0.0.4; charset=utf-8"});
 }

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <iterator>
 #include <limits>
 
@@ -19,6 +18,8 @@
 
 #include "base/log.h"
 #include "server/exchange.h"
+#include "server/http/site_policy.h"
+#include "server/http/tls_files.h"
 
 namespace bam {
 
@@ -26,9 +27,24 @@ namespace {
 
 // Bodies up to this size are parsed on the lane for small ones.
 constexpr size_t kSmallBody = 64 * 1024;
-// Drogon refuses what is declared larger than this with a bare 413; between --max-body and it, ours answers with JSON.
-constexpr uint64_t kFrameworkBodyLimit = 1ull << 30;
+// Drogon's own limits would answer with a bare 413; ours answer with JSON.
+constexpr size_t kNoLimit = std::numeric_limits<size_t>::max();
 constexpr size_t kTlsHandshakeSeconds = 30;
+
+// Set by the one HttpServer of the process: the hook has no argument of its own.
+ConnectionTable* g_connections = nullptr;
+
+// Something threw in a connection's thread, and trantor has closed that connection.
+void on_loop_exception(const std::exception_ptr& exception) {
+  if (g_connections) g_connections->count_failed();
+  try {
+    std::rethrow_exception(exception);
+  } catch (const std::exception& error) {
+    log::error("a connection was closed because of a defect: {}", error.what());
+  } catch (...) {
+    log::error("a connection was closed because of a defect: unknown exception");
+  }
+}
 
 // Drogon's messages are about connections of peers; none of them deserves more than a debug line.
 void bridge_framework_log() {
@@ -79,6 +95,7 @@ std::optional<ApiError> body_error(const ServerContext& context, const Exchange&
     error.status = 415;
     return error;
   }
+  // Digits only, at most 18 of them: RequestFraming lets nothing else through.
   const std::string& length = exchange.header("content-length");
   if (!length.empty() && std::strtoull(length.c_str(), nullptr, 10) > context.config.max_body_bytes) {
     return ApiError::too_large(
@@ -96,7 +113,9 @@ HttpReply options_reply(const ServerContext& context, const Exchange& exchange, 
   reply.headers.emplace_back("allow", allowed + ", OPTIONS");
   if (is_cors_request(context, exchange)) {
     reply.headers.emplace_back("access-control-allow-methods", allowed + ", OPTIONS");
-    reply.headers.emplace_back("access-control-allow-headers", "authorization, content-type, x-api-key, x-request-id");
+    // SDKs add headers of their own: what a page of an allowed origin asks for, it may send.
+    const std::string asked = allowed_headers(exchange.header("access-control-request-headers"));
+    if (!asked.empty()) reply.headers.emplace_back("access-control-allow-headers", asked);
     reply.headers.emplace_back("access-control-max-age", "86400");
   }
   return reply;
@@ -108,7 +127,7 @@ void dispatch(ServerContext& context, const std::shared_ptr<Exchange>& exchange)
     try {
       exchange->route->handler(context, exchange);
     } catch (const std::exception& error) {
-      log::error("{} {}: {}", exchange->method, exchange->path, error.what());
+      log::error("{} {}: {}", exchange->method, exchange->route->path, error.what());
       exchange->reply(ApiError::internal("The request failed inside the server."));
     }
   };
@@ -135,11 +154,36 @@ bool is_unbuilt_route(std::string_view path) {
   });
 }
 
+ApiError forbidden_site(std::string message) {
+  ApiError error = ApiError::forbidden(std::move(message));
+  error.code = "forbidden_site";
+  return error;
+}
+
+// A browser that acts for a page of somebody else. With keys there is nothing to gain: the page has none.
+std::optional<ApiError> site_error(const ServerContext& context, const Exchange& exchange) {
+  if (context.keys.required() || (exchange.route && exchange.route->access == Access::kPublic)) return std::nullopt;
+  const std::string& host = exchange.header("host");
+  if (!host.empty() && !is_own_host(host, context.config.allowed_hosts)) {
+    return forbidden_site(fmt::format(
+        "This server does not answer to the name '{}' without API keys; --allowed-hosts names those that are its own.",
+        host.substr(0, 200)));
+  }
+  const bool acts = exchange.method != "GET" && exchange.method != "HEAD" && exchange.method != "OPTIONS";
+  const std::string& origin = exchange.header("origin");
+  if (acts && is_foreign_origin(origin, host, context.config.cors_origins)) {
+    return forbidden_site(fmt::format(
+        "Pages of {} may not use this server; --cors-origins names those that may.", origin.substr(0, 200)));
+  }
+  return std::nullopt;
+}
+
 // What to answer before any of the body is looked at; nothing when the handler shall run.
 std::optional<HttpReply> early_reply(ServerContext& context, Exchange& exchange) {
   const RouteMatch match = match_route(all_routes(), exchange.method, exchange.path);
   exchange.route = match.route;
   exchange.path_parameter = match.parameter;
+  if (const auto error = site_error(context, exchange)) return exchange.error_reply(*error);
   if (match.route) {
     std::optional<ApiError> error = admission_error(context, exchange);
     if (!error) error = body_error(context, exchange);
@@ -172,6 +216,7 @@ void on_request(ServerContext& context, const drogon::HttpRequestPtr& request, E
   auto exchange = std::make_shared<Exchange>(context, request, std::move(callback));
   std::optional<HttpReply> early = early_reply(context, *exchange);
   const bool wanted = !early;
+  if (!exchange->connection()) return;  // it is gone, and nobody waits for an answer
   const auto on_data = [exchange, wanted](const char* data, size_t size) {
     if (wanted) exchange->append_body(data, size);
   };
@@ -179,12 +224,12 @@ void on_request(ServerContext& context, const drogon::HttpRequestPtr& request, E
     if (!error) exchange->body_received();
     if (!wanted || exchange->answered()) return;
     if (error) {
-      exchange->reply(ApiError::invalid(exchange->is_open() ? "The request body is malformed or too large."
-                                                            : "The client left while sending."));
+      exchange->reply(ApiError::invalid(exchange->malformed().value_or("The client left while sending.")));
     } else {
       dispatch(context, exchange);
     }
   };
+  if (wanted && !exchange->header(RequestFraming::kExpectMark).empty()) exchange->connection()->send_continue();
   // Hands over what has arrived already before it returns, so that an early answer knows whether more is to come.
   if (drogon::RequestStreamPtr stream = drogon::internal::createRequestStream(request)) {
     stream->setStreamReader(drogon::RequestStreamReader::newReader(on_data, on_finish));
@@ -206,14 +251,13 @@ struct AddressInfo {
 HttpServer::HttpServer(ServerContext& context) : context_(context) {}
 
 HttpServer::~HttpServer() {
-  if (!upload_dir_.empty()) {
-    std::error_code ignored;
-    std::filesystem::remove_all(upload_dir_, ignored);
-  }
+  trantor::EventLoop::exceptionHook() = nullptr;
+  g_connections = nullptr;
 }
 
 void HttpServer::bind() {
   const ServerConfig& config = context_.config;
+  if (!config.tls_cert.empty()) check_tls_files(config.tls_cert, config.tls_key);
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
@@ -255,19 +299,18 @@ std::string HttpServer::url() const {
 void HttpServer::configure() {
   const ServerConfig& config = context_.config;
   bridge_framework_log();
-  // Drogon insists on a folder for bodies that it puts into files. Ours stay in memory, so it is empty and private. A
-  // container with a read-only root has no place for it: then Drogon gets a name that can never become a folder.
-  std::error_code no_folder;
-  std::string pattern = (std::filesystem::temp_directory_path(no_folder) / "bam-http-XXXXXX").string();
-  if (!no_folder && mkdtemp(pattern.data())) upload_dir_ = pattern;
+  g_connections = &context_.connections;
+  trantor::EventLoop::exceptionHook() = on_loop_exception;
   auto& app = drogon::app();
-  app.setUploadPath(upload_dir_.empty() ? "/dev/null/bam-http" : upload_dir_)
+  // Drogon insists on a folder for bodies that it puts into files. Ours stay in memory: it gets a name that can never
+  // become one.
+  app.setUploadPath("/dev/null/bam-http")
       .setThreadNum(static_cast<size_t>(config.io_threads))
       .setIdleConnectionTimeout(kTlsHandshakeSeconds)
-      .setMaxConnectionNum(std::numeric_limits<size_t>::max())  // ConnectionTable counts; Drogon lets one more in
+      .setMaxConnectionNum(kNoLimit)  // ConnectionTable counts; Drogon lets one more in
       .setPipeliningRequestsNumber(32)
-      .setClientMaxBodySize(std::max(kFrameworkBodyLimit, 2 * config.max_body_bytes))
-      .setClientMaxMemoryBodySize(std::max(kFrameworkBodyLimit, 2 * config.max_body_bytes))
+      .setClientMaxBodySize(kNoLimit)
+      .setClientMaxMemoryBodySize(kNoLimit)
       .enableGzip(false)
       .enableBrotli(false)
       .enableSendfile(false)
@@ -301,10 +344,17 @@ void HttpServer::run(std::function<void()> on_ready) {
       loop->runEvery(1.0, [this, loop] { context_.connections.sweep(loop); });
     }
     on_ready();
+    const std::lock_guard lock(mutex_);
+    running_ = true;
+    if (quit_asked_) app.quit();
   });
   app.run();
 }
 
-void HttpServer::quit() { drogon::app().quit(); }
+void HttpServer::quit() {
+  const std::lock_guard lock(mutex_);
+  quit_asked_ = true;
+  if (running_) drogon::app().quit();
+}
 
 }  // namespace bam

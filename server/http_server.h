@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -30,7 +31,8 @@ class HttpServer {
   ServerContext& context_;
   std::string address_;  // numeric
   int port_ = 0;
-  std::string upload_dir_;
+  std::mutex mutex_;
+  bool running_ = false, quit_asked_ = false;  // quit() may come before run() has got so far
 };
 
 // Every route of the server; /openapi.json is made from it.

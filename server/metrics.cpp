@@ -194,6 +194,10 @@ void write_http(TextFormat& out, const MetricsInput& input) {
              static_cast<double>(input.timed_out_connections));
   out.single("bam_http_refused_connections_total", "counter", "Connections closed because there were too many.",
              static_cast<double>(input.refused_connections));
+  out.single("bam_http_malformed_connections_total", "counter", "Connections closed because they sent no HTTP.",
+             static_cast<double>(input.malformed_connections));
+  out.single("bam_http_failed_connections_total", "counter", "Connections closed by a defect of the server.",
+             static_cast<double>(input.failed_connections));
   out.single("bam_http_rejected_auth_total", "counter", "Requests without a valid key.", load(http.rejected_auth));
   out.single("bam_http_rejected_queue_total", "counter", "Requests refused because the queue was full.",
              load(http.rejected_queue));

@@ -36,7 +36,7 @@ struct MetricsInput {
   const Engine* engine = nullptr;
   std::string model_name;
   int64_t open_connections = 0;
-  uint64_t timed_out_connections = 0, refused_connections = 0;
+  uint64_t timed_out_connections = 0, refused_connections = 0, malformed_connections = 0, failed_connections = 0;
   bool vllm_names = false;
 };
 std::string format_metrics(const MetricsInput& input);

@@ -18,6 +18,20 @@ std::string now_iso8601() {
   return fmt::format("{:%Y-%m-%dT%H:%M:%S}.{:03}Z", fmt::gmtime(std::chrono::system_clock::to_time_t(now)), ms);
 }
 
+// A path as it came, percent signs decoded: a line break in it must not begin a line of the log.
+std::string one_line(std::string_view path) {
+  constexpr size_t kMost = 512;
+  std::string text;
+  for (const char c : path.substr(0, kMost)) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      text += fmt::format("%{:02X}", static_cast<unsigned char>(c));
+    } else {
+      text += c;
+    }
+  }
+  return path.size() > kMost ? text + "…" : text;
+}
+
 double round1(double value) { return std::round(value * 10) / 10; }
 
 }  // namespace
@@ -46,7 +60,7 @@ void RequestLog::write() const {
     log::line(dump_json(json));
     return;
   }
-  std::string text = fmt::format("{} {} {} {} {:.1f} ms", id, method, path, status, total_ms);
+  std::string text = fmt::format("{} {} {} {} {:.1f} ms", id, method, one_line(path), status, total_ms);
   if (is_generation) {
     text += fmt::format(" | prompt {} (cached {}) generated {}", prompt_tokens, cached_tokens, generated_tokens);
     if (ttft_ms >= 0) text += fmt::format(" | ttft {:.1f} ms, {:.1f} tok/s", ttft_ms, rate);

@@ -15,6 +15,7 @@ struct ServerConfig {
   std::string admin_key;                        // empty: admin routes are off
   bool cache_salt_per_key = false;              // prefix cache entries are shared within one API key only
   std::vector<std::string> cors_origins;        // empty: no CORS; "*": any
+  std::vector<std::string> allowed_hosts;       // names of this server beyond addresses and local names; "*": any
   std::string tls_cert, tls_key;                // files; empty: plain HTTP
   uint64_t max_body_bytes = 32ull << 20;
   int64_t max_connections = 4096;

@@ -12,11 +12,11 @@ namespace {
 constexpr size_t kTlsRecordBytes = 16 * 1024;
 constexpr size_t kTlsOverheadBytes = 22;
 
-// Bytes on the wire of one chunk: hex length, CRLF, data, CRLF.
-size_t framed_size(size_t size, bool tls) {
+// Bytes on the wire of one chunk: hex length, CRLF, data, CRLF. HTTP/1.0 has no chunks.
+size_t framed_size(size_t size, bool chunked, bool tls) {
   size_t digits = 1;
   for (size_t rest = size >> 4; rest > 0; rest >>= 4) ++digits;
-  const size_t plain = digits + 2 + size + 2;
+  const size_t plain = chunked ? digits + 2 + size + 2 : size;
   return tls ? plain + (plain / kTlsRecordBytes + 1) * kTlsOverheadBytes : plain;
 }
 
@@ -82,7 +82,7 @@ void SseStream::write(const std::string& events) {
   if (!tcp) return;
   if (meter_.advance(tcp->bytesSent()) || meter_.unsent() == 0) last_progress_ = Clock::now();
   stream_->send(events);
-  meter_.queued(framed_size(events.size(), tcp->isSSLConnection()), tcp->bytesSent());
+  meter_.queued(framed_size(events.size(), !exchange_->is_http10(), tcp->isSSLConnection()), tcp->bytesSent());
 }
 
 void SseStream::tick() {

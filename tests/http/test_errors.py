@@ -94,11 +94,14 @@ class Errors(bamtest.ServerTest):
                            b'b\r\n{"prompt": \r\n13\r\n"x","max_tokens":1}\r\n0\r\n\r\n')
             self.assertTrue(client.recv(65536).startswith(b"HTTP/1.1 200"))
 
-    def test_http10_streams_are_refused(self):
+    def test_http10_streams_end_with_the_connection(self):
         body = json.dumps({"prompt": "x", "stream": True}).encode()
-        with socket.create_connection(("127.0.0.1", self.server.port), timeout=20) as client:
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=60) as client:
             client.sendall(b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-            self.assertIn(b" 400 ", client.recv(4096))
+            head, events = b"".join(iter(lambda: client.recv(4096), b"")).split(b"\r\n\r\n", 1)
+        self.assertIn(b" 200 ", head)
+        self.assertNotIn(b"chunked", head)
+        self.assertTrue(events.startswith(b"data: {") and events.endswith(b"\n\ndata: [DONE]\n\n"), events)
 
     def test_compressed_bodies_are_refused(self):
         self.expect(self.server.post("/v1/completions", b"x", headers={"Content-Encoding": "gzip"}), 415)
@@ -193,10 +196,13 @@ class Keys(bamtest.ServerTest):
         self.assertEqual(stream.chunks()[-1]["choices"][0]["finish_reason"], "abort")
 
     def test_cors(self):
-        preflight = self.server.request("OPTIONS", "/v1/completions", headers={"Origin": "http://ok.example"})
+        asked = "authorization,content-type,x-stainless-os"
+        preflight = self.server.request("OPTIONS", "/v1/completions", headers={"Origin": "http://ok.example",
+                                                                               "Access-Control-Request-Headers": asked})
         self.assertEqual(preflight.status, 204)
         self.assertEqual(preflight.headers["access-control-allow-origin"], "http://ok.example")
-        self.assertIn("authorization", preflight.headers["access-control-allow-headers"])
+        self.assertEqual(preflight.headers["access-control-allow-headers"], asked)
+        self.assertEqual(preflight.headers["access-control-max-age"], "86400")
         other = self.server.request("OPTIONS", "/v1/completions", headers={"Origin": "http://evil.example"})
         self.assertNotIn("access-control-allow-origin", other.headers)
         allowed = self.server.get("/v1/models", headers={"Origin": "http://ok.example", "Authorization": "Bearer bob-key"})

@@ -105,7 +105,7 @@ class Hostile(bamtest.ServerTest):
                 except ConnectionResetError:
                     continue
                 self.assertNotIn(b"root:", reply)
-                self.assertFalse(reply.startswith(b"HTTP/1.1 5") and not reply.startswith(b"HTTP/1.1 501"), reply[:200])
+                self.assertFalse(reply.startswith(b"HTTP/1.1 5") and reply[9:12] not in (b"501", b"505"), reply[:200])
 
     def test_half_sent_requests_time_out(self):
         clients = []

@@ -30,10 +30,13 @@ def setup(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run([ROOT / "scripts/setup.sh", *arguments], env=env, capture_output=True, text=True, check=False)
 
 
-def fake_drogon(prefix: Path, version: str) -> Path:
+def fake_drogon(prefix: Path, version: str, edited: bool = True) -> Path:
     package = prefix / "lib/cmake/Drogon"
     package.mkdir(parents=True)
     (package / "DrogonConfigVersion.cmake").write_text(f'set(PACKAGE_VERSION "{version}")\n')
+    if edited:
+        (prefix / "include/trantor/net").mkdir(parents=True)
+        (prefix / "include/trantor/net/EventLoop.h").write_text("static Hook &exceptionHook();\n")
     return prefix
 
 
@@ -50,6 +53,21 @@ def a_named_prefix_wins_if_it_is_new_enough(folder: Path) -> None:
     result = bash("find_drogon", folder, CMAKE_PREFIX_PATH=f"{old};{folder / 'absent'};{new}")
     assert result.stdout.strip() == str(new), result
     assert bash("find_drogon || true", folder, CMAKE_PREFIX_PATH=str(old)).stdout.strip() != str(old)
+
+
+@check
+def a_drogon_without_our_changes_is_not_used(folder: Path) -> None:
+    plain = fake_drogon(folder / "plain", "1.9.13", edited=False)
+    assert bash("find_drogon || true", folder, CMAKE_PREFIX_PATH=str(plain)).stdout.strip() != str(plain)
+
+
+@check
+def other_sources_than_the_known_ones_are_not_edited(folder: Path) -> None:
+    source = folder / "trantor/trantor/net/EventLoop.h"
+    source.parent.mkdir(parents=True)
+    source.write_text("#pragma once\nclass EventLoop;\n")
+    result = subprocess.run(["python3", ROOT / "scripts/drogon/edit.py", folder], capture_output=True, text=True, check=False)
+    assert result.returncode == 1 and "EventLoop.h: /" in result.stderr and "HttpServer.cc is missing" in result.stderr, result
 
 
 @check
