@@ -11,7 +11,7 @@ PACKAGES_BUILD=(
   # tests and micro-benchmarks are part of every build
   libgtest-dev libbenchmark-dev python3
 )
-PACKAGES_TESTS=(curl openssl python3-numpy python3-yaml)
+PACKAGES_TESTS=(curl haproxy openssl python3-numpy python3-yaml)
 # numpy makes the random checkpoints; oneDNN is there to be compared with.
 PACKAGES_BENCH=(python3-numpy libdnnl-dev)
 PACKAGES_FUZZ=(clang libclang-rt-dev llvm)
