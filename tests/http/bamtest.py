@@ -1,6 +1,7 @@
 """What the black-box tests share: a real `bam serve` process, and clients that speak to it over plain sockets."""
 
 import argparse
+import atexit
 import contextlib
 import http.client
 import json
@@ -19,6 +20,8 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 BAM = os.environ.get("BAM_BINARY", str(ROOT / "build" / "bam"))
+# After so many seconds something hangs. It bounds every wait and measures nothing: no test may need a fast machine.
+PATIENCE = 300
 _checkpoint = None
 
 
@@ -51,6 +54,19 @@ def checkpoint():
     if _checkpoint is None:
         _checkpoint = random_checkpoint()
     return _checkpoint
+
+
+def wait_until(condition, what="it", server=None, timeout=PATIENCE):
+    """Polls until condition() is true and returns its value. A server that dies meanwhile ends the wait."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        log = "\n" + server.log() if server else ""
+        if server and server.process.poll() is not None and not condition():
+            raise AssertionError(f"the server ended with {server.process.returncode} before: {what}{log}")
+        if time.monotonic() > deadline:
+            raise AssertionError(f"did not happen: {what}{log}")
+        time.sleep(0.02)
+    return value
 
 
 def megabytes(count):
@@ -87,6 +103,7 @@ class Server:
         clean = {key: value for key, value in os.environ.items() if not key.startswith("BAM_")}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
                                         errors="replace", env={**clean, **(environment or {})})
+        atexit.register(self.kill)  # a failed test leaves no server behind
         self.lines = []
         self.scheme = scheme
         self.port = None
@@ -105,7 +122,7 @@ class Server:
                 self._ready.set()
         self._ready.set()
 
-    def wait_ready(self, timeout=120):
+    def wait_ready(self, timeout=PATIENCE):
         if not self._ready.wait(timeout) or self.port is None:
             self.process.kill()
             raise AssertionError("the server did not start:\n" + self.log())
@@ -114,15 +131,15 @@ class Server:
     def is_ready(self):
         return self._ready.is_set()
 
-    def wait_listening(self, timeout=60):
+    def wait_line(self, pattern):
+        """The first line of the log that matches."""
+        def found():
+            return next((match for line in list(self.lines) if (match := re.search(pattern, line))), None)
+        return wait_until(found, f"a line with {pattern}", self)
+
+    def wait_listening(self):
         """The port, as soon as the server answers; the model may still be loading."""
-        deadline = time.time() + timeout
-        while time.time() < deadline and self.process.poll() is None:
-            for line in self.lines:
-                if found := re.search(r"listening on .*://[^ ]*:(\d+)", line):
-                    return int(found.group(1))
-            time.sleep(0.02)
-        raise AssertionError("the server does not listen:\n" + self.log())
+        return int(self.wait_line(r"listening on .*://[^ ]*:(\d+)").group(1))
 
     def log(self):
         return "\n".join(self.lines[-60:])
@@ -144,17 +161,21 @@ class Server:
                 total += float(line.rsplit(" ", 1)[1])
         return total
 
-    def wait_idle(self, timeout=30):
-        """Until no request is left in the engine and no KV page is in use."""
-        deadline = time.time() + timeout
-        while time.time() < deadline:
-            health = self.get("/health").json()
-            if health["running"] == 0 and health["waiting"] == 0 and health["kv_pages"]["used"] == 0:
-                return health
-            time.sleep(0.05)
-        raise AssertionError(f"still busy: {health}\n{self.log()}")
+    def health(self):
+        return self.get("/health").json()
 
-    def request(self, method, path, body=None, headers=None, timeout=60):
+    def live(self):
+        """The requests that are in the engine."""
+        return self.get("/v1/requests").json()["data"]
+
+    def wait_idle(self):
+        """Until no request is left in the engine and no KV page is in use."""
+        def idle():
+            health = self.health()
+            return health if health["running"] == 0 and health["waiting"] == 0 and health["kv_pages"]["used"] == 0 else None
+        return wait_until(idle, "no request and no page in use", self)
+
+    def request(self, method, path, body=None, headers=None, timeout=PATIENCE):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         try:
             headers = dict(headers or {})
@@ -175,10 +196,10 @@ class Server:
     def complete(self, prompt="The grass is", **fields):
         return self.post("/v1/completions", {"prompt": prompt, "temperature": 0, **fields})
 
-    def stream(self, path, body, headers=None, timeout=60):
+    def stream(self, path, body, headers=None, timeout=PATIENCE):
         return Stream(self.port, path, {"stream": True, **body}, headers, timeout)
 
-    def stop(self, expected=0, timeout=40):
+    def stop(self, expected=0, timeout=PATIENCE):
         """SIGTERM and the exit code that must follow."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -227,7 +248,7 @@ class Response:
 class Stream:
     """A POST whose reply is read event by event from the raw socket."""
 
-    def __init__(self, port, path, body, headers=None, timeout=60):
+    def __init__(self, port, path, body, headers=None, timeout=PATIENCE):
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=timeout)
         self.socket.sendall(raw_post(path, body, headers))
         self._buffer = b""
@@ -359,10 +380,5 @@ class ServerTest(unittest.TestCase):
     def tearDown(self):
         self.assertIsNone(self.server.process.poll(), "the server died:\n" + self.server.log())
 
-    def wait_for(self, condition, timeout=20):
-        deadline = time.time() + timeout
-        while time.time() < deadline:
-            if condition():
-                return
-            time.sleep(0.02)
-        self.fail("did not happen in time\n" + self.server.log())
+    def wait_for(self, condition, what="the awaited state"):
+        return wait_until(condition, what, self.server)

@@ -65,7 +65,7 @@ class Errors(bamtest.ServerTest):
     def test_body_limit(self):
         self.expect(self.server.post("/v1/completions", {"prompt": "x" * 300_000}), 413, code="body_too_large")
         # Without a length, the limit is met while reading.
-        with socket.create_connection(("127.0.0.1", self.server.port), timeout=20) as client:
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=bamtest.PATIENCE) as client:
             client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
             try:
                 for _ in range(40):
@@ -74,14 +74,14 @@ class Errors(bamtest.ServerTest):
                 pass
             self.assertIn(b" 413 ", client.recv(4096))
         # Refused by the declared length alone.
-        with socket.create_connection(("127.0.0.1", self.server.port), timeout=20) as client:
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=bamtest.PATIENCE) as client:
             client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n{")
             reply = client.recv(4096)
             self.assertIn(b" 413 ", reply)
             self.assertIn(b"body_too_large", reply)
 
     def test_expect_continue(self):
-        with socket.create_connection(("127.0.0.1", self.server.port), timeout=20) as client:
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=bamtest.PATIENCE) as client:
             body = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
             client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body))
             self.assertTrue(client.recv(4096).startswith(b"HTTP/1.1 100"))
@@ -89,14 +89,14 @@ class Errors(bamtest.ServerTest):
             self.assertTrue(client.recv(65536).startswith(b"HTTP/1.1 200"))
 
     def test_chunked_request_body(self):
-        with socket.create_connection(("127.0.0.1", self.server.port), timeout=20) as client:
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=bamtest.PATIENCE) as client:
             client.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n'
                            b'b\r\n{"prompt": \r\n13\r\n"x","max_tokens":1}\r\n0\r\n\r\n')
             self.assertTrue(client.recv(65536).startswith(b"HTTP/1.1 200"))
 
     def test_http10_streams_end_with_the_connection(self):
         body = json.dumps({"prompt": "x", "stream": True}).encode()
-        with socket.create_connection(("127.0.0.1", self.server.port), timeout=60) as client:
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=bamtest.PATIENCE) as client:
             client.sendall(b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             head, events = b"".join(iter(lambda: client.recv(4096), b"")).split(b"\r\n\r\n", 1)
         self.assertIn(b" 200 ", head)
@@ -114,7 +114,7 @@ class Errors(bamtest.ServerTest):
         self.assertNotIn("script", bad.headers["x-request-id"])
 
     def test_pipelined_requests_are_answered_in_order(self):
-        with socket.create_connection(("127.0.0.1", self.server.port), timeout=30) as client:
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=bamtest.PATIENCE) as client:
             client.sendall(b"".join(bamtest.raw_post("/v1/completions", {"prompt": "x", "max_tokens": 1, "request_id": f"pipe-{i}"})
                                     for i in range(5)))
             data = b""
@@ -175,7 +175,7 @@ class Keys(bamtest.ServerTest):
         self.assertEqual(page.headers["www-authenticate"], 'Basic realm="bam"')
 
     def test_refused_before_the_body_is_read(self):
-        with socket.create_connection(("127.0.0.1", self.server.port), timeout=20) as client:
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=bamtest.PATIENCE) as client:
             client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
             self.assertIn(b" 401 ", client.recv(4096))
 

@@ -5,7 +5,6 @@ import json
 import random
 import socket
 import struct
-import time
 
 import bamtest
 
@@ -26,14 +25,11 @@ class Hostile(bamtest.ServerTest):
     def tearDown(self):
         super().tearDown()
         self.server.wait_idle()
-        deadline = time.time() + 10
-        while self.server.descriptors() > self.descriptors + 2 and time.time() < deadline:
-            time.sleep(0.1)
-        self.assertLessEqual(self.server.descriptors(), self.descriptors + 2, "descriptors leak")
+        self.wait_for(lambda: self.server.descriptors() <= self.descriptors + 2, "descriptors are given back")
         self.assertEqual(self.server.complete(max_tokens=1).status, 200)
 
     def raw(self, data, path="/v1/completions"):
-        return self.server.post(path, data, headers={"Content-Type": "application/json"}, timeout=60)
+        return self.server.post(path, data, headers={"Content-Type": "application/json"})
 
     def test_every_numeric_field_with_every_hostile_value(self):
         for name in NUMERIC:
@@ -68,7 +64,7 @@ class Hostile(bamtest.ServerTest):
     def test_large_bodies(self):
         before = self.server.memory_bytes()
         for _ in range(3):
-            with socket.create_connection(("127.0.0.1", self.server.port), timeout=60) as client:
+            with socket.create_connection(("127.0.0.1", self.server.port), timeout=bamtest.PATIENCE) as client:
                 client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 52428800\r\n\r\n")
                 block = b"x" * 65536
                 try:
@@ -97,7 +93,7 @@ class Hostile(bamtest.ServerTest):
                     b"GET / HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: x\r\n\r\n"]
         messages += [random.randbytes(random.randint(1, 400)) for _ in range(60)]
         for message in messages:
-            with socket.create_connection(("127.0.0.1", self.server.port), timeout=10) as client:
+            with socket.create_connection(("127.0.0.1", self.server.port), timeout=bamtest.PATIENCE) as client:
                 client.sendall(message)
                 client.shutdown(socket.SHUT_WR)
                 try:
@@ -112,28 +108,30 @@ class Hostile(bamtest.ServerTest):
         for part in (b"POST /v1/compl", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n",
                      b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{\"prompt\":"):
             for _ in range(20):
-                client = socket.create_connection(("127.0.0.1", self.server.port), timeout=15)
+                client = socket.create_connection(("127.0.0.1", self.server.port), timeout=bamtest.PATIENCE)
                 client.sendall(part)
                 clients.append(client)
         self.assertEqual(self.server.complete(max_tokens=1).status, 200, "others are served meanwhile")
-        started = time.time()
-        for client in clients:
+        for client in clients:  # each read ends because the server closes
             try:
                 while client.recv(4096):
                     pass
             except ConnectionResetError:
                 pass
             client.close()
-        self.assertLess(time.time() - started, 12)
 
     def test_a_byte_now_and_then_does_not_keep_a_connection(self):
-        client = socket.create_connection(("127.0.0.1", self.server.port), timeout=10)
-        started = time.time()
-        with self.assertRaises(OSError):
-            for byte in b"POST /v1/completions HTTP/1.1\r\nX-Slow: " + b"a" * 200:
-                client.sendall(bytes([byte]))
-                time.sleep(0.1)
-        self.assertLess(time.time() - started, 12)
+        client = socket.create_connection(("127.0.0.1", self.server.port), timeout=bamtest.PATIENCE)
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nX-Slow: ")
+
+        def closed():
+            try:
+                client.sendall(b"a")
+                return False
+            except OSError:
+                return True
+
+        self.wait_for(closed, "the connection is closed although bytes keep coming")
         client.close()
 
     def test_random_json_never_fails_inside(self):

@@ -6,7 +6,6 @@ import pathlib
 import shutil
 import socket
 import tempfile
-import threading
 import time
 import unittest
 
@@ -21,25 +20,34 @@ def copied_checkpoint(folder):
     return target
 
 
-class Timeouts(bamtest.ServerTest):
-    arguments = ("--max-num-seqs", "1", "--queue-timeout", "1s", "--request-timeout", "4s", "--max-unsent", "64MiB")
+class QueueTimeout(bamtest.ServerTest):
+    arguments = ("--max-num-seqs", "1", "--queue-timeout", "1s", "--request-timeout", "1h", "--max-unsent", "64MiB")
 
-    def test_of_the_server_and_of_the_queue(self):
+    def test_ends_what_waits_and_nothing_else(self):
         stream = self.server.stream("/v1/completions", ENDLESS)
         stream.next_event()
-        started = time.time()
         waiting = self.server.complete(max_tokens=1)
         self.assertEqual((waiting.status, waiting.error["code"]), (408, "timeout"), waiting.text)
-        self.assertLess(time.time() - started, 4, "--queue-timeout ends it, not --request-timeout")
-        events = list(stream.events())
+        self.wait_for(lambda: len(self.server.live()) == 1, "what runs goes on")
+        stream.close()
+        self.server.wait_idle()
+
+    def test_a_request_may_ask_for_less_than_the_server_allows(self):
+        self.assertEqual(self.server.complete(**{**ENDLESS, "timeout": 0.5}).status, 408)
+        self.server.wait_idle()
+
+
+class RequestTimeout(bamtest.ServerTest):
+    arguments = ("--request-timeout", "1s", "--max-unsent", "64MiB")
+
+    def test_ends_what_runs(self):
+        events = list(self.server.stream("/v1/completions", ENDLESS).events())
         self.assertEqual(json.loads(events[-2][6:])["error"]["code"], "timeout")
         self.assertEqual(events[-1], "data: [DONE]")
         self.server.wait_idle()
 
-    def test_a_request_may_ask_for_less_than_the_server_allows(self):
-        started = time.time()
-        self.assertEqual(self.server.complete(**{**ENDLESS, "timeout": 0.5}).status, 408)
-        self.assertLess(time.time() - started, 3.5)
+    def test_a_request_cannot_ask_for_more(self):
+        self.assertEqual(self.server.complete(**{**ENDLESS, "timeout": 3600}).status, 408)
         self.server.wait_idle()
 
 
@@ -49,9 +57,9 @@ class QueuedTokens(bamtest.ServerTest):
     def test_prompts_of_the_queue_are_limited_in_tokens(self):
         running = self.server.stream("/v1/completions", ENDLESS)
         running.next_event()
-        self.wait_for(lambda: self.server.get("/health").json()["running"] == 1)
+        self.wait_for(lambda: self.server.health()["running"] == 1)
         queued = self.server.stream("/v1/completions", {"prompt": [5] * 1500, "max_tokens": 1})
-        self.wait_for(lambda: self.server.get("/health").json()["queued_tokens"] == 1500)
+        self.wait_for(lambda: self.server.health()["queued_tokens"] == 1500)
         refused = self.server.complete([5] * 1500, max_tokens=1)
         self.assertEqual((refused.status, refused.error["code"]), (429, "queue_full"), refused.text)
         self.assertGreaterEqual(int(refused.headers["retry-after"]), 1)
@@ -60,74 +68,74 @@ class QueuedTokens(bamtest.ServerTest):
 
 
 class RetryAfter(unittest.TestCase):
-    """The wait that a refused client is told is the wait until its next try is taken."""
+    """What a refused client is told follows the work ahead of it, and a client that obeys is taken. How close the forecast
+    comes is the subject of queue_forecast_test, on a clock of its own: a busy machine changes its speed while one waits."""
 
-    def tokens_per_second(self, server):
-        """Of one text, measured; the cost model then knows this machine too."""
-        started = time.time()
-        server.complete(max_tokens=400, ignore_eos=True)
-        return 400 / (time.time() - started)
+    BODY = {"temperature": 0, "ignore_eos": True}
 
-    def measure(self, server, bodies, refused_body, has_room):
-        """Fills the server with `bodies`, is refused, and asks again when it is told to, until it is taken. Returns the
-        seconds told, the seconds until has_room(health), and the number of tries after the refusal."""
-        calls = [threading.Thread(target=server.post, args=("/v1/completions", body), kwargs={"timeout": 600}) for body in bodies]
-        for i, call in enumerate(calls):
-            call.start()
-            deadline = time.time() + 60
-            while len(server.get("/v1/requests").json()["data"]) <= i and time.time() < deadline:
-                time.sleep(0.01)
-        refused = server.post("/v1/completions", refused_body)
-        started = time.time()
-        self.assertEqual((refused.status, refused.error["code"]), (429, "queue_full"), refused.text)
-        told = int(refused.headers["retry-after"])
-        self.assertGreaterEqual(told, 1)
-        room_after, tries, next_try, reply = None, 0, started + told, refused
-        while reply.status == 429:
-            if room_after is None and has_room(server.get("/health").json()):
-                room_after = time.time() - started
-            if time.time() >= next_try:
-                tries += 1
-                asked = time.time() - started
-                reply = server.post("/v1/completions", refused_body, timeout=600)
-                if reply.status == 200 and room_after is None:
-                    room_after = asked  # no picture of the engine has shown it yet
-                next_try = time.time() + int(reply.headers.get("retry-after", 0))
-            time.sleep(0.1)
-        self.assertEqual(reply.status, 200, reply.text)
+    def told(self, reply):
+        self.assertEqual((reply.status, reply.error["code"]), (429, "queue_full"), reply.text)
+        self.assertGreaterEqual(int(reply.headers["retry-after"]), 1)
+        return int(reply.headers["retry-after"])
+
+    def fill(self, server, bodies):
+        """Sends `bodies` one after the other, each once the engine knows those before it."""
+        calls = []
+        for body in bodies:
+            before = server.metric("bam_requests_finished_total")
+            calls.append(server.stream("/v1/completions", {**self.BODY, **body}))
+            bamtest.wait_until(lambda: len(server.live()) == len(calls) or server.metric("bam_requests_finished_total") > before,
+                               "the engine knows it", server)
+        return calls
+
+    def refused_behind(self, server, bodies, refused_body):
+        """The streams of `bodies`, and what the client behind them is told; None if they had ended before it came."""
+        calls = self.fill(server, bodies)
+        reply = server.post("/v1/completions", {**self.BODY, **refused_body})
+        return calls, None if reply.status == 200 else self.told(reply)
+
+    def check(self, name, server, ahead, behind, refused_body):
+        """`ahead(tokens)` are running requests of so many tokens, `behind` fill the queue behind them."""
+        started = time.monotonic()
+        server.complete(max_tokens=400, ignore_eos=True)  # the cost model gets to know this machine, too
+        tokens = int(max(200, min(10_000, 400 / (time.monotonic() - started))))
+        for _ in range(5):  # again if the machine changed its speed meanwhile
+            calls, long_wait = self.refused_behind(server, ahead(4 * tokens) + behind, refused_body)
+            for call in calls:
+                call.close()
+            server.wait_idle()
+            calls, wait = self.refused_behind(server, ahead(tokens) + behind, refused_body)
+            if long_wait is not None and wait is not None and long_wait > wait:
+                break
+            for call in calls:
+                call.close()
+            server.wait_idle()
+        else:
+            self.fail(f"never more seconds for more work: {wait}, {long_wait}")
+        # The client that was refused obeys until it is taken.
+        tries, told = 0, wait
+        while wait:
+            time.sleep(wait)
+            tries += 1
+            reply = server.post("/v1/completions", {**self.BODY, **refused_body})
+            wait = 0 if reply.status == 200 else self.told(reply)
         for call in calls:
-            call.join()
-        return told, room_after, tries
-
-    def check(self, name, rounds):
-        for told, taken, tries in rounds:
-            print(f"\nRetry-After, {name}: told {told} s, there was room after {taken:.1f} s, ratio {told / max(taken, 0.1):.2f}, "
-                  f"accepted at try {tries}", end="")
-        print()
-        # Whole seconds, rounded up. Other programs may come and go in one of the rounds, so the middle one counts.
-        told, taken, _ = sorted(rounds, key=lambda round: round[0] / max(round[1], 0.1))[len(rounds) // 2]
-        self.assertLessEqual(told, 2 * taken + 1)
-        self.assertLessEqual(taken, 2 * told + 1)
-        self.assertLessEqual(sorted(tries for _, _, tries in rounds)[len(rounds) // 2], 2)
+            self.assertEqual(call.chunks()[-1]["choices"][0]["finish_reason"], "length")
+        print(f"\nRetry-After, {name}: {long_wait} s behind {4 * tokens} tokens, {told} s behind {tokens}; accepted at try {tries}")
 
     def test_limit_in_requests(self):
-        with bamtest.running_server("--max-num-seqs", "2", "--max-queue", "2") as server:
-            tokens = int(max(200, min(20000, 2.5 * self.tokens_per_second(server))))
-            body = {"prompt": "The grass is", "temperature": 0, "ignore_eos": True}
-            bodies = [{**body, "max_tokens": count} for count in (tokens, 2 * tokens, 10, 10)]
-            rounds = [self.measure(server, bodies, {**body, "max_tokens": 1}, lambda health: health["waiting"] < 2)
-                      for _ in range(3)]
-        self.check("limit in requests", rounds)
+        with bamtest.running_server("--max-num-seqs", "2", "--max-queue", "2", "--max-unsent", "64MiB") as server:
+            self.check("limit in requests", server,
+                       lambda tokens: [{"prompt": "The grass is", "max_tokens": count} for count in (tokens, 2 * tokens)],
+                       [{"prompt": "The grass is", "max_tokens": 10}] * 2, {"prompt": "The grass is", "max_tokens": 1})
 
     def test_limit_in_tokens(self):
-        with bamtest.running_server("--max-num-seqs", "1", "--max-queued-tokens", "4000", "--prefix-cache", "off") as server:
-            tokens = int(max(100, min(10000, 1.2 * self.tokens_per_second(server))))
-            body = {"temperature": 0, "ignore_eos": True}
+        with bamtest.running_server("--max-num-seqs", "1", "--max-queued-tokens", "4000", "--prefix-cache", "off", "--max-unsent",
+                                    "64MiB") as server:
             # Two of the three that wait must have started before 2,500 more tokens fit.
-            bodies = [{**body, "prompt": [7 + i] * 1300, "max_tokens": count} for i, count in enumerate((tokens, tokens, 10, 10))]
-            rounds = [self.measure(server, bodies, {**body, "prompt": [5] * 2500, "max_tokens": 1},
-                                   lambda health: health["queued_tokens"] <= 1500) for _ in range(3)]
-        self.check("limit in tokens", rounds)
+            self.check("limit in tokens", server,
+                       lambda tokens: [{"prompt": [7] * 1300, "max_tokens": tokens}],
+                       [{"prompt": [8 + i] * 1300, "max_tokens": 10} for i in range(3)], {"prompt": [5] * 2500, "max_tokens": 1})
 
 
 class QueueLimits(bamtest.ServerTest):
@@ -142,45 +150,39 @@ class QueueLimits(bamtest.ServerTest):
             self.assertIn(word, reply.json()["error"]["message"])
         self.assertEqual(self.server.complete([[5], [6]], max_tokens=1).status, 200)
         # The two are counted for a moment after their reply.
-        self.wait_for(lambda: self.server.get("/health").json()["queued_tokens"] == 0)
+        self.wait_for(lambda: self.server.health()["queued_tokens"] == 0)
         self.assertEqual(self.server.complete([5] * 400, max_tokens=1).status, 200)  # alone, a long prompt is let in
 
     def test_streams_of_lower_priority_wait(self):
         with bamtest.running_server("--max-num-seqs", "1", "--max-unsent", "64MiB") as server:
             first = server.stream("/v1/completions", ENDLESS)
             first.next_event()
-            order = []
-
-            def call(priority):
-                # Long enough that their ends are apart even for the threads of a busy client.
-                if server.complete(max_tokens=1000, ignore_eos=True, priority=priority).status == 200:
-                    order.append(priority)
-
-            threads = []
+            waiting = []
             for priority in (7, 3, 1):
-                threads.append(threading.Thread(target=call, args=(priority,)))
-                threads[-1].start()
-                self.wait_for(lambda: server.get("/health").json()["waiting"] == len(threads))
+                waiting.append(server.stream("/v1/completions", {"prompt": "x", "max_tokens": 400, "ignore_eos": True,
+                                                                 "priority": priority, "request_id": f"priority-{priority}"}))
+                self.wait_for(lambda: server.health()["waiting"] == len(waiting))
             first.close()
-            for thread in threads:
-                thread.join()
-            self.assertEqual(order, [1, 3, 7])
+            for stream in waiting:
+                self.assertEqual(stream.chunks()[-1]["choices"][0]["finish_reason"], "length")
+            # The order in which the server ended them; what a busy client saw first says nothing.
+            self.wait_for(lambda: sum("priority-" in line for line in server.lines) == 3)
+            order = [line[line.index("priority-") + 9] for line in server.lines if "priority-" in line]
+            self.assertEqual(order, ["1", "3", "7"])
 
 
 class Connections(bamtest.ServerTest):
     arguments = ("--max-connections", "8")
 
     def connect(self):
-        """An open connection that was answered, or None if the server closed it at once."""
-        client = socket.create_connection(("127.0.0.1", self.server.port), timeout=30)
+        """An open connection that was served, or None if it was not."""
+        client = socket.create_connection(("127.0.0.1", self.server.port), timeout=bamtest.PATIENCE)
         try:
-            client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
-            reply = client.recv(1000)
+            client.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+            if client.recv(4096).startswith(b"HTTP/1.1 200 "):
+                return client
         except ConnectionError:
-            reply = b""
-        if reply:
-            self.assertTrue(reply.startswith(b"HTTP/1.1 200 "), reply)
-            return client
+            pass
         client.close()
         return None
 
@@ -208,22 +210,26 @@ class Connections(bamtest.ServerTest):
 
 class Starting(unittest.TestCase):
     def test_answers_while_the_model_is_loading(self):
-        with tempfile.TemporaryDirectory() as folder:
-            # Some 80 million parameters take a while to pack.
-            model = bamtest.random_checkpoint("--layers", "16", "--hidden", "512", "--heads", "8", "--dtype", "bf16", parent=folder)
-            server = bamtest.Server(model=model, wait=False)
-            try:
-                server.port = server.wait_listening()
-                ready, early = server.get("/readyz"), server.complete(max_tokens=1)
-                self.assertEqual((ready.status, ready.json()), (503, {"status": "loading"}))
-                self.assertEqual((early.status, early.error["code"]), (503, "loading"))
-                self.assertGreaterEqual(int(early.headers["retry-after"]), 1)
-                self.assertEqual(server.get("/livez").status, 200)
-                server.wait_ready()
-                self.assertEqual(server.get("/readyz").status, 200)
-                self.assertEqual(server.complete(max_tokens=1).status, 200)
-            finally:
-                server.stop()
+        for layers in (16, 64):  # some 80 million parameters take a while to pack; more, if this machine was too quick
+            with tempfile.TemporaryDirectory() as folder:
+                model = bamtest.random_checkpoint("--layers", str(layers), "--hidden", "512", "--heads", "8", "--dtype", "bf16", parent=folder)
+                server = bamtest.Server(model=model, wait=False)
+                try:
+                    server.port = server.wait_listening()
+                    ready, early, live = server.get("/readyz"), server.complete(max_tokens=1), server.get("/livez")
+                    seen = not server.is_ready()
+                    server.wait_ready()
+                    self.assertEqual(live.status, 200)
+                    self.assertEqual(server.get("/readyz").status, 200)
+                    self.assertEqual(server.complete(max_tokens=1).status, 200)
+                finally:
+                    server.stop()
+                if seen:
+                    self.assertEqual((ready.status, ready.json()), (503, {"status": "loading"}))
+                    self.assertEqual((early.status, early.error["code"]), (503, "loading"))
+                    self.assertGreaterEqual(int(early.headers["retry-after"]), 1)
+                    return
+        self.fail("never seen loading")
 
     def test_no_chat_template(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -18,7 +18,7 @@ import unittest
 import bamtest
 
 
-def run(*arguments, environment=None, stdin=None, timeout=120):
+def run(*arguments, environment=None, stdin=None, timeout=bamtest.PATIENCE):
     clean = {key: value for key, value in os.environ.items() if not key.startswith("BAM_")}
     return subprocess.run([bamtest.BAM, *arguments], capture_output=True, text=True, timeout=timeout, check=False,
                           env={**clean, **(environment or {})}, input=stdin)
@@ -127,15 +127,16 @@ class CommandLine(unittest.TestCase):
 
 
 class Signals(unittest.TestCase):
+    ENDLESS = {"prompt": "x", "max_tokens": 100_000, "ignore_eos": True}
+
     def test_sigterm_under_load(self):
-        server = bamtest.Server("--drain-timeout", "60s")
+        server = bamtest.Server("--drain-timeout", "1h", "--max-unsent", "64MiB")
+        holder = server.stream("/v1/completions", self.ENDLESS)  # the drain lasts until its client leaves
         streams = [server.stream("/v1/completions", {"prompt": "x", "max_tokens": 200, "ignore_eos": True}) for _ in range(8)]
-        for stream in streams:
+        for stream in (holder, *streams):
             stream.next_event()
         server.process.send_signal(signal.SIGTERM)
-        deadline = time.time() + 5
-        while not any("draining" in line for line in server.lines) and time.time() < deadline:
-            time.sleep(0.01)
+        server.wait_line("draining")
         refused = server.complete(max_tokens=1)
         self.assertEqual((refused.status, refused.error["code"]), (503, "draining"))
         self.assertGreaterEqual(int(refused.headers["retry-after"]), 1)
@@ -144,35 +145,33 @@ class Signals(unittest.TestCase):
         for stream in streams:
             chunks = stream.chunks()
             self.assertEqual(chunks[-1]["choices"][0]["finish_reason"], "length", "running streams finish")
-        self.assertEqual(server.process.wait(20), 0)
+        holder.close()
+        self.assertEqual(server.process.wait(bamtest.PATIENCE), 0)
 
-    def test_idle_server_stops_at_once(self):
-        server = bamtest.Server()
+    def test_idle_server_does_not_wait_for_idle_connections(self):
+        server = bamtest.Server("--drain-timeout", "1h", "--idle-timeout", "1h")
         keep = socket.create_connection(("127.0.0.1", server.port))
         keep.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
         keep.recv(1000)
-        started = time.time()
         self.assertEqual(server.stop(), 0)
-        self.assertLess(time.time() - started, 8)
         keep.close()
 
     def test_drain_timeout_ends_what_still_runs(self):
         server = bamtest.Server("--drain-timeout", "1s", "--max-unsent", "64MiB")
-        stream = server.stream("/v1/completions", {"prompt": "x", "max_tokens": 1000000 // 10, "ignore_eos": True})
+        stream = server.stream("/v1/completions", self.ENDLESS)
         stream.next_event()
         server.process.send_signal(signal.SIGTERM)
         self.assertEqual(stream.chunks()[-1]["choices"][0]["finish_reason"], "abort")
-        self.assertEqual(server.process.wait(20), 1)
+        self.assertEqual(server.process.wait(bamtest.PATIENCE), 1)
 
     def test_second_signal_aborts(self):
-        server = bamtest.Server("--drain-timeout", "60s")
-        stream = server.stream("/v1/completions", {"prompt": "x", "max_tokens": 100000, "ignore_eos": True})
+        server = bamtest.Server("--drain-timeout", "1h", "--max-unsent", "64MiB")
+        stream = server.stream("/v1/completions", self.ENDLESS)
         stream.next_event()
         # Supervisors signal the process and its group: two at once are one.
         server.process.send_signal(signal.SIGINT)
         server.process.send_signal(signal.SIGINT)
-        while not any("draining" in line for line in server.lines):
-            time.sleep(0.01)
+        server.wait_line("draining")
         stream.next_event()
         self.assertIsNone(server.process.poll())
         with contextlib.suppress(EOFError, OSError):  # reads on, so that there is work to drain until the end
@@ -180,7 +179,7 @@ class Signals(unittest.TestCase):
                 server.process.send_signal(signal.SIGINT)
                 for _ in range(100):
                     stream.next_event()
-        self.assertEqual(server.process.wait(60), 130)
+        self.assertEqual(server.process.wait(bamtest.PATIENCE), 130)
 
 
 class StoppedThread:
@@ -211,8 +210,8 @@ class StoppedThread:
         self.call(self.DETACH)
 
 
-def busiest_thread(pid, seconds=1.0):
-    """The thread of a process that computes most."""
+def busiest_thread(pid):
+    """The thread of a process that computes most: watched until one is far ahead of the others."""
     def times():
         result = {}
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -221,22 +220,24 @@ def busiest_thread(pid, seconds=1.0):
             result[int(thread)] = int(fields[11]) + int(fields[12])
         return result
     before = times()
-    time.sleep(seconds)
-    after = times()
-    return max(after, key=lambda thread: after[thread] - before.get(thread, 0))
+
+    def leader():
+        spent = sorted(((ticks - before.get(thread, 0), thread) for thread, ticks in times().items()), reverse=True)
+        return spent[0][1] if spent[0][0] >= 30 and spent[0][0] >= 2 * spent[1][0] else None
+    return bamtest.wait_until(leader, "one thread computes")
 
 
 class Stalled(bamtest.ServerTest):
     arguments = ("--threads", "1", "--max-unsent", "64MiB")
 
     def test_an_engine_that_hangs_is_not_ready_until_it_goes_on(self):
-        stream = self.server.stream("/v1/completions", {"prompt": "x", "max_tokens": 100000, "ignore_eos": True}, timeout=120)
+        stream = self.server.stream("/v1/completions", {"prompt": "x", "max_tokens": 100000, "ignore_eos": True})
         stream.next_event()
         self.assertEqual(self.server.get("/readyz").status, 200)
         # With one compute thread, the engine's own is the one that computes.
         with StoppedThread(busiest_thread(self.server.process.pid)):
             held = time.time()
-            self.wait_for(lambda: self.server.get("/readyz").status == 503, timeout=60)
+            self.wait_for(lambda: self.server.get("/readyz").status == 503)
             self.assertGreater(time.time() - held, 5, "a slow step is no stall")
             self.assertEqual(self.server.get("/readyz").json(), {"status": "stalled"})
             health = self.server.get("/health")
@@ -262,7 +263,7 @@ class Tls(unittest.TestCase):
                 context = ssl.create_default_context(cafile=cert)
                 for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
                     context.minimum_version = context.maximum_version = version
-                    connection = http.client.HTTPSConnection("127.0.0.1", server.port, context=context, timeout=30)
+                    connection = http.client.HTTPSConnection("127.0.0.1", server.port, context=context, timeout=bamtest.PATIENCE)
                     body = json.dumps({"prompt": "x", "max_tokens": 1500, "stream": True, "ignore_eos": True})
                     connection.request("POST", "/v1/completions", body)
                     response = connection.getresponse()
@@ -271,7 +272,7 @@ class Tls(unittest.TestCase):
                     connection.request("GET", "/livez")
                     self.assertEqual(connection.getresponse().read(), b'{"status":"ok"}')
                     connection.close()
-                with socket.create_connection(("127.0.0.1", server.port), timeout=10) as plain:
+                with socket.create_connection(("127.0.0.1", server.port), timeout=bamtest.PATIENCE) as plain:
                     plain.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
                     try:
                         self.assertNotIn(b"200 OK", plain.recv(1000))
@@ -284,9 +285,7 @@ class Tls(unittest.TestCase):
 class Logs(unittest.TestCase):
     def test_json_lines(self):
         server = bamtest.Server("--log-format", "json", wait=False)
-        deadline = time.time() + 60
-        while not any("ready after" in line for line in server.lines) and time.time() < deadline:
-            time.sleep(0.05)
+        server.wait_line("ready after")
         server.wait_ready()
         server.complete("a very secret prompt", max_tokens=4, ignore_eos=True, request_id="logged")
         server.complete(max_tokens=-1)
@@ -305,12 +304,9 @@ class Logs(unittest.TestCase):
         stream = server.stream("/v1/completions", {"prompt": "x", "max_tokens": 100000, "ignore_eos": True, "request_id": "gone"})
         stream.next_event()
         stream.close()
-        deadline = time.time() + 10
-        while not any("gone" in line and " 499 " in line for line in server.lines) and time.time() < deadline:
-            time.sleep(0.05)
+        bamtest.wait_until(lambda: any("gone" in line and " 499 " in line for line in server.lines), "499 in the log", server)
         server.stop()
         self.assertTrue(any("a visible prompt" in line for line in server.lines))
-        self.assertTrue(any("gone" in line and " 499 " in line for line in server.lines), server.log())
 
 
 class Snapshots(unittest.TestCase):
