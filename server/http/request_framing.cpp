@@ -164,9 +164,8 @@ std::optional<FramingError> RequestFraming::on_request_line() {
   if (first == std::string_view::npos || first == last) return bad("The request line is malformed.");
   const std::string_view method = line.substr(0, first), target = line.substr(first + 1, last - first - 1),
                          version = line.substr(last + 1);
-  if (!is_token(method) || target.empty() || std::any_of(target.begin(), target.end(), [](char c) {
-        return is_control(c) || c == ' ';
-      })) {
+  if (!is_token(method) || target.empty() ||
+      std::any_of(target.begin(), target.end(), [](char c) { return is_control(c) || c == ' '; })) {
     return bad("The request line is malformed.");
   }
   if (version != "HTTP/1.1" && version != "HTTP/1.0") {
@@ -219,6 +218,7 @@ std::optional<FramingError> RequestFraming::on_field(std::string_view name, std:
     } else if (fields_.http10 && list_has(value, "keep-alive")) {
       fields_.closes = false;
     }
+    return std::nullopt;  // on_head_end() says it in the one spelling that the library knows
   } else if (key == "expect") {
     if (lower(value) != "100-continue") return FramingError{417, "The only expectation known is 100-continue."};
     fields_.expects = true;
@@ -238,6 +238,8 @@ std::optional<FramingError> RequestFraming::on_head_end(std::string& parsed) {
   if (!fields_.http10 && fields_.hosts == 0) return bad("The request has no Host field.");
   const bool has_body = fields_.chunked || fields_.content_length.value_or(0) > 0;
   if (fields_.expects && has_body && !fields_.http10) head_.append(kExpectMark).append(": 1\r\n");
+  if (fields_.closes != fields_.http10)
+    head_.append(fields_.closes ? "Connection: close\r\n" : "Connection: keep-alive\r\n");
   parsed.append(head_).append("\r\n");
   head_.clear();
   head_bytes_ = head_lines_ = 0;

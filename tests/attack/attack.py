@@ -60,6 +60,14 @@ def replies(data):
     return [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d\d\d) ", data)]
 
 
+def repeat_until(condition, what):
+    """Without a pause, as an attacker would."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"did not happen: {what}")
+
+
 def certificate(folder):
     """A certificate for 127.0.0.1 that signs itself: paths of it and its key."""
     cert, key = f"{folder}/cert.pem", f"{folder}/key.pem"
