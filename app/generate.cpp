@@ -109,7 +109,7 @@ int generate(const ModelSettings& settings, const GenerateOptions& options) {
     if (const auto* token = std::get_if<TokenEvent>(&event)) {
       if (decoder.num_tokens() == 0) first = Clock::now();
       decoder.push(token->token, std::nullopt);
-      if (decoder.stopped()) model.engine->cancel("generate");
+      if (decoder.stopped()) model.engine->stop("generate", 0);
     } else if (const auto* end = std::get_if<FinishEvent>(&event)) {
       finish = *end;
       decoder.finish(finish.reason);

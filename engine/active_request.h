@@ -7,24 +7,9 @@
 #include <vector>
 
 #include "engine/request.h"
-#include "engine/sampler.h"
 #include "engine/sequence.h"
 
 namespace bam {
-
-struct ActiveRequest;
-
-// One of a request's n texts.
-struct Choice : Sequence {
-  Choice(ActiveRequest& owner, int32_t index, SamplerState state) : request(&owner), sampler(std::move(state)) {
-    choice = index;
-  }
-  ActiveRequest* request;
-  SamplerState sampler;
-  Clock::time_point last_token_at{};
-
-  int64_t num_generated() const { return num_known() - num_prompt; }
-};
 
 struct ActiveRequest {
   Request request;
@@ -32,10 +17,11 @@ struct ActiveRequest {
   uint64_t seed = 0;
 
   // Choice 0 reads the prompt; the others are forked from it when it has. Finished ones stay until the request is done.
-  std::vector<std::unique_ptr<Choice>> choices;
+  std::vector<std::unique_ptr<Sequence>> choices;
   std::vector<bool> choice_finished;  // [n]
   int32_t num_unfinished = 0;
   bool prompt_done = false;
+  bool paused = false;  // gets no rows until its reader has caught up
 
   Clock::time_point submitted_at{};
   std::optional<Clock::time_point> deadline;

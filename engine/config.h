@@ -24,6 +24,7 @@ struct EngineConfig {
   bool device_sampling = true;            // where the device can; tokens are the same
   int64_t max_queue = 1024;               // waiting requests
   int64_t max_queued_tokens = 4'000'000;  // their prompt tokens
+  double promote_after_s = 30;            // work that got no row for so long goes before every priority
   double queue_timeout_s = 0;             // 0: none
   std::filesystem::path kv_dir;           // snapshots; empty: off
 };

@@ -31,11 +31,14 @@ struct SubmitMessage {
   std::shared_ptr<EventSink> sink;
   Clock::time_point submitted_at;
 };
-struct CancelMessage {
-  std::string id;  // empty: all
+struct ControlMessage {
+  enum class What : uint8_t { kCancel, kCancelAll, kStop, kPause, kResume };
+  What what;
+  std::string id;
+  int32_t choice = 0;
 };
 using TaskMessage = std::packaged_task<void(EngineCore&)>;
-using Message = std::variant<SubmitMessage, CancelMessage, TaskMessage>;
+using Message = std::variant<SubmitMessage, ControlMessage, TaskMessage>;
 
 struct Published {
   EngineSnapshot snapshot;
@@ -44,23 +47,22 @@ struct Published {
   uint64_t steps = 0;  // so far
 };
 
-double seconds_since(Clock::time_point then) { return std::chrono::duration<double>(Clock::now() - then).count(); }
-
 }  // namespace
 
-struct Engine::Impl {
-  Impl(std::unique_ptr<BamModel> owned_model, EngineConfig config, uint64_t tokenizer_fingerprint)
-      : model(std::move(owned_model)),
+struct Engine::Impl final : EngineCore::Observer {
+  Impl(std::unique_ptr<BamModel> owned_model, EngineConfig config, uint64_t tokenizer_fingerprint, TimeSource& source)
+      : time(source),
+        model(std::move(owned_model)),
         plan(plan_kv(*model, std::move(config))),
         model_config(model->config()),
         heads(model->heads()),
-        core(*model, plan, tokenizer_fingerprint, stats, [this](const std::string& id) { forget(id); }) {
+        core(*model, plan, tokenizer_fingerprint, stats, time, *this) {
     log::info("{}", describe(plan));
-    publish(Clock::now());
+    publish(time.now());
     thread = std::thread([this] { run(); });
   }
 
-  ~Impl() {
+  ~Impl() override {
     {
       const std::lock_guard lock(mutex);
       stopping = true;
@@ -75,12 +77,10 @@ struct Engine::Impl {
   SubmitResult queue_full(std::string message, QueueForecast::Goal goal, const Published& picture,
                           std::span<const ForecastSequence> arrivals) const;
   ForecastSequence forecast_arrival(const Request& request) const;
-  void send(Message message) {
-    {
-      const std::lock_guard lock(mutex);
-      inbox.push_back(std::move(message));
-    }
-    wake.notify_one();
+  // False, with nothing sent, if the message is about a request that is not live.
+  bool control(ControlMessage message);
+  double seconds_since(Clock::time_point then) const {
+    return std::chrono::duration<double>(time.now() - then).count();
   }
   template <typename F>
   auto run_between_steps(F f) -> std::invoke_result_t<F, EngineCore&>;
@@ -89,13 +89,24 @@ struct Engine::Impl {
   void run();
   bool take_inbox();
   void handle(Message& message);
+  void mark_progress();
   void publish(Clock::time_point now);
   void note_pace(Clock::time_point now);
-  void forget(const std::string& id) {
+  void before_events(const EngineCore&) override { count_queue(0, 0); }
+  void on_done(const std::string& id) override {
     const std::lock_guard lock(mutex);
     live_ids.erase(id);
   }
+  // Takes over the core's count of waiting requests; `requests` of those in the inbox are in the core now.
+  void count_queue(int64_t requests, int64_t tokens) {
+    const std::lock_guard lock(mutex);
+    inbox_requests -= requests;
+    inbox_tokens -= tokens;
+    core_requests = core.num_queued();
+    core_tokens = core.num_queued_tokens();
+  }
 
+  TimeSource& time;
   EngineStats stats;
   std::unique_ptr<BamModel> model;
   const KvPlan plan;
@@ -106,9 +117,10 @@ struct Engine::Impl {
   std::condition_variable wake, idle;
   std::vector<Message> inbox;
   std::unordered_set<std::string> live_ids;
-  std::vector<ForecastSequence> arrivals;         // submitted since the picture that is published now
-  int64_t num_queued = 0, num_queued_tokens = 0;  // requests not scheduled yet, inbox included
-  bool busy = false;                              // the engine thread has work or is delivering events
+  std::vector<ForecastSequence> arrivals;  // submitted since the picture that is published now
+  // Requests not scheduled yet: those the core has, as of the last events that went out, and those on their way to it.
+  int64_t core_requests = 0, core_tokens = 0, inbox_requests = 0, inbox_tokens = 0;
+  bool busy = false;  // the engine thread has work or is delivering events
   bool draining = false;
   bool stopping = false;
 
@@ -186,6 +198,7 @@ SubmitResult Engine::Impl::submit(Request request, std::shared_ptr<EventSink> si
     if (live_ids.contains(request.id)) {
       return {SubmitStatus::kDuplicateId, fmt::format("a request with the id {} is still running", request.id), 0};
     }
+    const int64_t num_queued = core_requests + inbox_requests, num_queued_tokens = core_tokens + inbox_tokens;
     goal.requests = num_queued + 1 - config.max_queue;
     goal.tokens = num_queued_tokens + tokens - config.max_queued_tokens;
     if (goal.requests > 0) {
@@ -195,10 +208,10 @@ SubmitResult Engine::Impl::submit(Request request, std::shared_ptr<EventSink> si
                          tokens, config.max_queued_tokens);
     } else {
       live_ids.insert(request.id);
-      ++num_queued;
-      num_queued_tokens += tokens;
+      ++inbox_requests;
+      inbox_tokens += tokens;
       arrivals.push_back(forecast_arrival(request));
-      inbox.emplace_back(SubmitMessage{std::move(request), std::move(sink), Clock::now()});
+      inbox.emplace_back(SubmitMessage{std::move(request), std::move(sink), time.now()});
     }
     if (!full.empty()) {
       late = arrivals;
@@ -216,7 +229,7 @@ auto Engine::Impl::run_between_steps(F f) -> std::invoke_result_t<F, EngineCore&
   std::optional<R> result;
   TaskMessage task([&](EngineCore& c) {
     result.emplace(f(c));
-    publish(Clock::now());  // the caller may look at once
+    publish(time.now());  // the caller may look at once
   });
   std::future<void> done = task.get_future();
   {
@@ -239,21 +252,13 @@ auto Engine::Impl::run_between_steps(F f) -> std::invoke_result_t<F, EngineCore&
 bool Engine::Impl::take_inbox() {
   messages.clear();
   std::unique_lock lock(mutex);
-  // Recounted here, kept up to date by submit() until the next time.
-  num_queued = core.num_queued();
-  num_queued_tokens = core.num_queued_tokens();
-  for (const Message& message : inbox) {
-    if (const auto* m = std::get_if<SubmitMessage>(&message)) {
-      ++num_queued;
-      num_queued_tokens += static_cast<int64_t>(m->request.prompt.size());
-    }
-  }
   if (!core.has_work()) {
     progress_at.store(0, std::memory_order_relaxed);
     busy = false;
     idle.notify_all();
-    wake.wait(lock, [&] { return stopping || !inbox.empty(); });
-    busy_since = Clock::now();
+    const auto until = core.next_deadline();  // of requests that are paused
+    while (!stopping && inbox.empty() && time.now() < until) time.wait(wake, lock, until);
+    busy_since = time.now();
   }
   if (stopping) return false;
   busy = true;
@@ -261,12 +266,25 @@ bool Engine::Impl::take_inbox() {
   return true;
 }
 
+void Engine::Impl::mark_progress() {
+  progress_at.store(time.now().time_since_epoch().count(), std::memory_order_relaxed);
+}
+
 void Engine::Impl::handle(Message& message) {
+  mark_progress();  // one that hangs is noticed
   if (auto* submit = std::get_if<SubmitMessage>(&message)) {
+    const int64_t tokens = static_cast<int64_t>(submit->request.prompt.size());
     core.add(std::move(submit->request), std::move(submit->sink), submit->submitted_at);
+    count_queue(1, tokens);
     ++num_seen;
-  } else if (auto* cancel = std::get_if<CancelMessage>(&message)) {
-    cancel->id.empty() ? core.cancel_all() : core.cancel(cancel->id);
+  } else if (const auto* m = std::get_if<ControlMessage>(&message)) {
+    switch (m->what) {
+      case ControlMessage::What::kCancel: return core.cancel(m->id);
+      case ControlMessage::What::kCancelAll: return core.cancel_all();
+      case ControlMessage::What::kStop: return core.stop(m->id, m->choice);
+      case ControlMessage::What::kPause: return core.pause(m->id);
+      case ControlMessage::What::kResume: return core.resume(m->id);
+    }
   } else {
     std::get<TaskMessage>(message)(core);
   }
@@ -275,17 +293,16 @@ void Engine::Impl::handle(Message& message) {
 void Engine::Impl::run() {
   while (take_inbox()) {
     for (Message& message : messages) handle(message);
-    const auto now = Clock::now();
-    core.expire(now);
+    core.expire(time.now());
     if (!core.has_work()) {
-      publish(now);
+      publish(time.now());
       continue;
     }
-    progress_at.store(now.time_since_epoch().count(), std::memory_order_relaxed);  // a step that hangs is noticed
+    mark_progress();
     core.step();
     expected_step_ms.store(core.expected_step_ms(), std::memory_order_relaxed);
-    const auto end = Clock::now();
-    progress_at.store(end.time_since_epoch().count(), std::memory_order_relaxed);
+    mark_progress();
+    const auto end = time.now();
     if (end - published_at >= kPublishInterval || !core.has_work()) publish(end);
   }
   // Sinks of requests that were never looked at must hear of their end too. submit() adds nothing while stopping.
@@ -327,8 +344,8 @@ void Engine::Impl::publish(Clock::time_point now) {
   published.store(std::make_shared<const Published>(std::move(picture)));
 }
 
-Engine::Engine(std::unique_ptr<BamModel> model, EngineConfig config, uint64_t tokenizer_fingerprint)
-    : impl_(std::make_unique<Impl>(std::move(model), std::move(config), tokenizer_fingerprint)) {}
+Engine::Engine(std::unique_ptr<BamModel> model, EngineConfig config, uint64_t tokenizer_fingerprint, TimeSource& time)
+    : impl_(std::make_unique<Impl>(std::move(model), std::move(config), tokenizer_fingerprint, time)) {}
 
 Engine::~Engine() = default;
 
@@ -336,22 +353,33 @@ SubmitResult Engine::submit(Request request, std::shared_ptr<EventSink> sink) {
   return impl_->submit(std::move(request), std::move(sink));
 }
 
-bool Engine::cancel(const std::string& id) {
+bool Engine::Impl::control(ControlMessage message) {
   {
-    const std::lock_guard lock(impl_->mutex);
-    if (!impl_->live_ids.contains(id)) return false;
-    impl_->inbox.emplace_back(CancelMessage{id});
+    const std::lock_guard lock(mutex);
+    if (message.what != ControlMessage::What::kCancelAll && !live_ids.contains(message.id)) return false;
+    inbox.emplace_back(std::move(message));
   }
-  impl_->wake.notify_one();
+  wake.notify_one();
   return true;
 }
 
-void Engine::cancel_all() { impl_->send(CancelMessage{}); }
+bool Engine::cancel(const std::string& id) { return impl_->control({ControlMessage::What::kCancel, id}); }
+void Engine::cancel_all() { impl_->control({ControlMessage::What::kCancelAll, {}}); }
+bool Engine::stop(const std::string& id, int32_t choice) {
+  return impl_->control({ControlMessage::What::kStop, id, choice});
+}
+bool Engine::pause(const std::string& id) { return impl_->control({ControlMessage::What::kPause, id}); }
+bool Engine::resume(const std::string& id) { return impl_->control({ControlMessage::What::kResume, id}); }
 
 bool Engine::drain(std::chrono::milliseconds timeout) {
   std::unique_lock lock(impl_->mutex);
   impl_->draining = true;
-  return impl_->idle.wait_for(lock, timeout, [&] { return impl_->live_ids.empty() && !impl_->busy; });
+  const auto until = impl_->time.now() + timeout;
+  while (!impl_->live_ids.empty() || impl_->busy) {
+    if (impl_->time.now() >= until) return false;
+    impl_->time.wait(impl_->idle, lock, until);
+  }
+  return true;
 }
 
 const EngineConfig& Engine::config() const { return impl_->plan.config; }
@@ -363,7 +391,7 @@ const EngineStats& Engine::stats() const { return impl_->stats; }
 std::shared_ptr<const EngineSnapshot> Engine::snapshot() const {
   auto result = std::make_shared<EngineSnapshot>(impl_->published.load()->snapshot);
   const Clock::rep progress = impl_->progress_at.load(std::memory_order_relaxed);
-  if (progress != 0) result->last_step_age_s = seconds_since(Clock::time_point(Clock::duration(progress)));
+  if (progress != 0) result->last_step_age_s = impl_->seconds_since(Clock::time_point(Clock::duration(progress)));
   return result;
 }
 
@@ -372,7 +400,8 @@ bool Engine::healthy() const {
   if (progress == 0) return true;
   const double usual_s =
       1e-3 * std::max(impl_->expected_step_ms.load(std::memory_order_relaxed), impl_->plan.config.step_target_ms);
-  return seconds_since(Clock::time_point(Clock::duration(progress))) < std::max(kMinHealthySeconds, 20 * usual_s);
+  return impl_->seconds_since(Clock::time_point(Clock::duration(progress))) <
+         std::max(kMinHealthySeconds, 20 * usual_s);
 }
 
 double Engine::predict_ttft_s(int64_t prompt_tokens) const {

@@ -29,19 +29,33 @@ struct SubmitResult {
   double retry_after_s = 0;  // kQueueFull: predicted from the queued work
 };
 
-// Continuous batching over one model. A thread of its own owns the scheduler and the KV cache; submit and cancel put a
-// message into its inbox, which is the only lock. All public methods may be called from any thread.
+// Continuous batching over one model. A thread of its own owns the scheduler and the KV cache; submit, cancel and the
+// like put a message into its inbox, which is the only lock. All public methods may be called from any thread.
 class Engine {
  public:
-  // tokenizer_fingerprint goes into snapshot headers. Throws Error when the KV memory holds less than one page per
-  // group.
-  Engine(std::unique_ptr<BamModel> model, EngineConfig config, uint64_t tokenizer_fingerprint);
+  // tokenizer_fingerprint goes into snapshot headers; `time` outlives the engine. Throws Error when the KV memory holds
+  // less than one page per group.
+  Engine(std::unique_ptr<BamModel> model, EngineConfig config, uint64_t tokenizer_fingerprint,
+         TimeSource& time = steady_time());
   ~Engine();  // aborts what still runs
 
   SubmitResult submit(Request request, std::shared_ptr<EventSink> sink);
   // True if such a request was live when the message was sent; its pages are free within one step.
   bool cancel(const std::string& id);
   void cancel_all();
+  // One choice's text is complete (its text met a stop string, say): it ends with kStop and gets no further token once
+  // the message is handled; the other choices go on. Events that were on their way still arrive. True as for cancel().
+  bool stop(const std::string& id, int32_t choice);
+
+  // Back-pressure. A paused request gets no rows from the next step on, so no events but a FinishEvent (cancel, timeout,
+  // shutdown) after at most one step. It keeps its pages and its place; if others need the pages they are taken and
+  // what was in them is computed again, to the same bits, after resume(). It takes no slot and is not starving, its
+  // deadline runs on, and the engine sleeps when nothing else is left. Calls count in the order in which they were
+  // made; the last one wins, and repeating one does nothing. A sink may pause its own request from on_events(): then
+  // not even one more step is computed for it. drain() waits for paused requests like for others: whoever paused one
+  // sees to it that it is resumed or cancelled. True as for cancel().
+  bool pause(const std::string& id);
+  bool resume(const std::string& id);
 
   // New submissions get kDraining. Returns when all requests are done or the time is over (false).
   bool drain(std::chrono::milliseconds timeout);
@@ -52,7 +66,7 @@ class Engine {
   int64_t capacity_tokens() const;  // tokens that fit when no page is freed early
   const EngineStats& stats() const;
   std::shared_ptr<const EngineSnapshot> snapshot() const;
-  // False when work exists but no step has finished for too long.
+  // False when work exists, paused requests apart, but no step or message was finished for too long.
   bool healthy() const;
   // Predicted seconds until a new prompt of this length would produce its first token.
   double predict_ttft_s(int64_t prompt_tokens) const;

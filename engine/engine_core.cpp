@@ -17,7 +17,8 @@ double seconds(Clock::duration d) { return std::chrono::duration<double>(d).coun
 double milliseconds(Clock::duration d) { return 1e3 * seconds(d); }
 
 SchedulerLimits limits_of(const EngineConfig& config, const BamModel& model) {
-  return {config.max_num_seqs, config.max_batched_tokens, model.options().max_logit_rows, config.step_target_ms};
+  return {config.max_num_seqs, config.max_batched_tokens, model.options().max_logit_rows, config.step_target_ms,
+          std::chrono::milliseconds(static_cast<int64_t>(1e3 * config.promote_after_s))};
 }
 
 uint64_t numerics_fingerprint(const BamModel& model) {
@@ -38,10 +39,12 @@ uint64_t random_key() {
 }  // namespace
 
 EngineCore::EngineCore(BamModel& model, const KvPlan& plan, uint64_t tokenizer_fingerprint, EngineStats& stats,
-                       std::function<void(const std::string&)> on_done)
+                       TimeSource& time, Observer& observer)
     : model_(model),
       config_(plan.config),
       stats_(stats),
+      time_(time),
+      observer_(observer),
       page_bytes_(plan.layout.page_bytes()),
       kv_(plan.geometry, plan.num_pages, plan.config.prefix_cache, model.fingerprint()),
       cost_(plan.config.step_target_ms),
@@ -51,14 +54,12 @@ EngineCore::EngineCore(BamModel& model, const KvPlan& plan, uint64_t tokenizer_f
                model.backend().threads()),
       snapshots_(plan.config.kv_dir, {model.fingerprint(), tokenizer_fingerprint, numerics_fingerprint(model)}, kv_,
                  model.backend(), runner_.kv()),
-      on_done_(std::move(on_done)),
       seed_key_(random_key()) {
   if (!config_.device_sampling || !runner_.supports_drawing()) return;
   append_draw_ = [this](const Sequence& sequence, DrawBatch& batch) {
-    const auto& c = static_cast<const Choice&>(sequence);
     // The first token of every choice comes from one row: the host draws them all.
-    const bool forks = c.request->request.n > 1 && !c.request->prompt_done;
-    return !forks && sampler_.one().plan_draw(c.sampler, batch);
+    const bool forks = sequence.request->request.n > 1 && !sequence.request->prompt_done;
+    return !forks && sampler_.one().plan_draw(*sequence.sampler, batch);
   };
 }
 
@@ -76,7 +77,7 @@ void EngineCore::add(Request request, std::shared_ptr<EventSink> sink, Clock::ti
   r.choice_finished.assign(static_cast<size_t>(r.request.n), false);
   r.num_unfinished = r.request.n;
 
-  Choice& c = add_choice(r);
+  Sequence& c = add_choice(r);
   c.arrival = arrival;
   c.priority = r.request.priority;
   c.tokens = r.request.prompt;
@@ -91,11 +92,14 @@ void EngineCore::add(Request request, std::shared_ptr<EventSink> sink, Clock::ti
   requests_.emplace(r.request.id, std::move(owned));
 }
 
-Choice& EngineCore::add_choice(ActiveRequest& r) {
+Sequence& EngineCore::add_choice(ActiveRequest& r) {
   const int32_t index = static_cast<int32_t>(r.choices.size());
-  SamplerState state(r.request.sampling, r.seed, index, static_cast<int32_t>(model_.config().vocab_size),
-                     r.request.prompt, r.request.constraint ? r.request.constraint->clone_initial() : nullptr);
-  r.choices.push_back(std::make_unique<Choice>(r, index, std::move(state)));
+  auto owned = std::make_unique<Sequence>();
+  owned->request = &r;
+  owned->choice = index;
+  owned->sampler.emplace(r.request.sampling, r.seed, index, static_cast<int32_t>(model_.config().vocab_size),
+                         r.request.prompt, r.request.constraint ? r.request.constraint->clone_initial() : nullptr);
+  r.choices.push_back(std::move(owned));
   return *r.choices.back();
 }
 
@@ -111,13 +115,55 @@ void EngineCore::cancel_all() {
   deliver();
 }
 
+void EngineCore::stop(const std::string& id, int32_t choice) {
+  const auto it = requests_.find(id);
+  // Before the prompt is read there is no text that could have ended.
+  if (it == requests_.end() || !it->second->prompt_done || choice < 0 || choice >= it->second->request.n) return;
+  if (!it->second->choice_finished[static_cast<size_t>(choice)]) {
+    finish_choice(*it->second, choice, FinishReason::kStop, -1, "");
+  }
+  deliver();
+}
+
+void EngineCore::pause(const std::string& id) {
+  const auto it = requests_.find(id);
+  if (it == requests_.end() || it->second->paused) return;
+  it->second->paused = true;
+  stats_.pauses.fetch_add(1, std::memory_order_relaxed);
+  for (const auto& c : it->second->choices) scheduler_.pause(*c);
+}
+
+void EngineCore::resume(const std::string& id) {
+  const auto it = requests_.find(id);
+  if (it == requests_.end() || !it->second->paused) return;
+  it->second->paused = false;
+  for (const auto& c : it->second->choices) {
+    scheduler_.resume(*c);
+    c->last_token_at = time_.now();  // the reader's time is not ours
+  }
+}
+
+Clock::time_point EngineCore::queue_deadline(const ActiveRequest& r) const {
+  if (config_.queue_timeout_s <= 0 || !r.queued()) return Clock::time_point::max();
+  return r.submitted_at +
+         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(config_.queue_timeout_s));
+}
+
+Clock::time_point EngineCore::next_deadline() const {
+  auto next = Clock::time_point::max();
+  for (const auto& [id, request] : requests_) {
+    next = std::min({next, request->deadline.value_or(next), queue_deadline(*request)});
+  }
+  return next;
+}
+
 void EngineCore::expire(Clock::time_point now) {
   for (auto& [id, request] : requests_) {
     ActiveRequest& r = *request;
     const double waited_s = seconds(now - r.submitted_at);
     if (r.deadline && now >= *r.deadline) {
       finish_request(r, FinishReason::kTimeout, fmt::format("the request was not done within its {:.1f} s", waited_s));
-    } else if (config_.queue_timeout_s > 0 && r.queued() && waited_s > config_.queue_timeout_s) {
+    } else if (now >= queue_deadline(r)) {
       finish_request(r, FinishReason::kTimeout, fmt::format("the request waited {:.1f} s in the queue", waited_s));
     }
   }
@@ -125,8 +171,8 @@ void EngineCore::expire(Clock::time_point now) {
 }
 
 void EngineCore::step() {
-  const auto start = Clock::now();
-  const SchedulePlan& plan = scheduler_.schedule();
+  const auto start = time_.now();
+  const SchedulePlan& plan = scheduler_.schedule(start);
   note_admitted(plan, start);
   runner_.copy_pages(kv_.pending_copies());
   if (plan.empty()) return;  // all that is left to run was preempted just now
@@ -137,15 +183,15 @@ void EngineCore::step() {
     fail_step(plan, e.what());
     return;
   }
-  const auto computed = Clock::now();
+  const auto computed = time_.now();
   for (size_t i = 0; i < plan.rows.size(); ++i) advance(i, plan.rows[i], computed);
-  const double step_ms = milliseconds(Clock::now() - start);
+  const double step_ms = milliseconds(time_.now() - start);
   cost_.observe(plan.load, step_ms);
   step_ms_ = step_ms_ == 0 ? step_ms : 0.8 * step_ms_ + 0.2 * step_ms;
   if (plan.rows.front().num_rows == 1)
     decode_step_ms_ = decode_step_ms_ == 0 ? step_ms : 0.8 * decode_step_ms_ + 0.2 * step_ms;
   for (const ScheduledRows& rows : plan.rows) {  // now that the predictions know of this step
-    Choice& c = *static_cast<Choice*>(rows.sequence);
+    Sequence& c = *rows.sequence;
     if (!c.request->prompt_done && !c.request->done()) send_progress(c, computed);
   }
   stats_.steps.fetch_add(1, std::memory_order_relaxed);
@@ -157,7 +203,7 @@ void EngineCore::step() {
 void EngineCore::note_admitted(const SchedulePlan& plan, Clock::time_point now) {
   stats_.preemptions.fetch_add(plan.preempted.size(), std::memory_order_relaxed);
   for (Sequence* s : plan.admitted) {
-    ActiveRequest& r = *static_cast<Choice*>(s)->request;
+    ActiveRequest& r = *s->request;
     if (!r.queued()) continue;  // back from a preemption
     r.started_at = now;
     r.cached_tokens = s->num_computed;
@@ -184,9 +230,9 @@ void EngineCore::sample_next(const SchedulePlan& plan) {
       samples_[i] = Sampler::from_draw(*drawn);
       continue;
     }
-    Choice& c = *static_cast<Choice*>(plan.rows[i].sequence);
+    Sequence& c = *plan.rows[i].sequence;
     samples_[i].emplace();
-    host_rows_.push_back({runner_.logits(i, c.num_known() - 1), &c.sampler, {}});
+    host_rows_.push_back({runner_.logits(i, c.num_known() - 1), &*c.sampler, {}});
   }
   sampler_.sample(host_rows_);
   for (size_t i = 0, row = 0; i < plan.rows.size(); ++i) {
@@ -195,7 +241,7 @@ void EngineCore::sample_next(const SchedulePlan& plan) {
 }
 
 void EngineCore::advance(size_t entry, const ScheduledRows& rows, Clock::time_point now) {
-  Choice& c = *static_cast<Choice*>(rows.sequence);
+  Sequence& c = *rows.sequence;
   ActiveRequest& r = *c.request;
   if (r.done()) return;  // another choice of this request failed in this step
   c.num_computed += rows.num_rows;
@@ -223,7 +269,7 @@ void EngineCore::advance(size_t entry, const ScheduledRows& rows, Clock::time_po
   }
   take_token(c, std::move(*sample), now);
   for (size_t i = 1; first && i < r.choices.size(); ++i) {
-    Sample other = sampler_.one().sample(runner_.logits(entry, c.num_computed - 1), r.choices[i]->sampler);
+    Sample other = sampler_.one().sample(runner_.logits(entry, c.num_computed - 1), *r.choices[i]->sampler);
     if (const char* error = sample_error(other)) return fail_request(r, error);
     take_token(*r.choices[i], std::move(other), now);
   }
@@ -238,7 +284,7 @@ const char* EngineCore::sample_error(const Sample& sample) {
   return nullptr;
 }
 
-bool EngineCore::send_prompt_logprobs(size_t entry, Choice& c) {
+bool EngineCore::send_prompt_logprobs(size_t entry, Sequence& c) {
   const ModelRunner::LogitRows& rows = runner_.logit_rows(entry);
   const int64_t end = std::min(c.num_computed, c.num_prompt - 1);
   PromptLogprobsEvent event;
@@ -258,7 +304,7 @@ bool EngineCore::send_prompt_logprobs(size_t entry, Choice& c) {
   return true;
 }
 
-void EngineCore::send_progress(Choice& c, Clock::time_point now) {
+void EngineCore::send_progress(Sequence& c, Clock::time_point now) {
   ActiveRequest& r = *c.request;
   const int64_t processed = std::min(c.num_computed, c.num_prompt);
   if (processed <= r.progress_sent) return;  // recomputing after a preemption
@@ -268,10 +314,10 @@ void EngineCore::send_progress(Choice& c, Clock::time_point now) {
                                       processed < c.num_prompt ? eta_ms(r, 0) : 0});
 }
 
-void EngineCore::fork_choices(Choice& first) {
+void EngineCore::fork_choices(Sequence& first) {
   ActiveRequest& r = *first.request;
   for (int32_t i = 1; i < r.request.n; ++i) {
-    Choice& c = add_choice(r);
+    Sequence& c = add_choice(r);
     c.arrival = first.arrival;
     c.priority = first.priority;
     c.promoted = first.promoted;
@@ -284,10 +330,10 @@ void EngineCore::fork_choices(Choice& first) {
   }
 }
 
-void EngineCore::take_token(Choice& c, Sample sample, Clock::time_point now) {
+void EngineCore::take_token(Sequence& c, Sample sample, Clock::time_point now) {
   ActiveRequest& r = *c.request;
   const SamplingParams& params = r.request.sampling;
-  c.sampler.accept(sample.token);
+  c.sampler->accept(sample.token);
   c.tokens.push_back(sample.token);
   touch(r);
   r.events.emplace_back(TokenEvent{c.choice, sample.token, std::move(sample.logprobs)});
@@ -302,7 +348,7 @@ void EngineCore::take_token(Choice& c, Sample sample, Clock::time_point now) {
   const bool stop_id = std::ranges::find(params.stop_token_ids, sample.token) != params.stop_token_ids.end();
   if (stop_id || (!params.ignore_eos && is_eos(sample.token))) {
     finish_choice(r, c.choice, FinishReason::kStop, sample.token, "");
-  } else if (c.sampler.constraint_finished()) {
+  } else if (c.sampler->constraint_finished()) {
     finish_choice(r, c.choice, FinishReason::kStop, -1, "");
   } else if (c.num_known() >= c.max_len) {
     finish_choice(r, c.choice, FinishReason::kLength, -1, "");
@@ -316,7 +362,7 @@ bool EngineCore::is_eos(int32_t token) const {
 
 void EngineCore::finish_choice(ActiveRequest& r, int32_t index, FinishReason reason, int32_t stop_token,
                                std::string message) {
-  const auto now = Clock::now();
+  const auto now = time_.now();
   FinishEvent event;
   event.choice = index;
   event.reason = reason;
@@ -325,7 +371,7 @@ void EngineCore::finish_choice(ActiveRequest& r, int32_t index, FinishReason rea
   event.cached_tokens = r.cached_tokens;
   event.message = std::move(message);
   if (index < static_cast<int32_t>(r.choices.size())) {
-    Choice& c = *r.choices[static_cast<size_t>(index)];
+    Sequence& c = *r.choices[static_cast<size_t>(index)];
     scheduler_.remove(c);
     event.generated_tokens = c.num_generated();
   }
@@ -362,7 +408,7 @@ void EngineCore::fail_request(ActiveRequest& r, const std::string& message) {
 void EngineCore::fail_step(const SchedulePlan& plan, const std::string& what) {
   log::error("a step failed: {}", what);
   for (const ScheduledRows& rows : plan.rows) {
-    ActiveRequest& r = *static_cast<Choice*>(rows.sequence)->request;
+    ActiveRequest& r = *rows.sequence->request;
     if (!r.done()) fail_request(r, "the step failed: " + what);
   }
   deliver();
@@ -375,16 +421,16 @@ void EngineCore::touch(ActiveRequest& r) {
 }
 
 void EngineCore::deliver() {
+  if (!touched_.empty()) observer_.before_events(*this);
   for (size_t i = 0; i < touched_.size(); ++i) {
     ActiveRequest& r = *touched_[i];
-    // A client may use the id again as soon as it hears of the end.
-    if (r.done()) on_done_(r.request.id);
+    if (r.done()) observer_.on_done(r.request.id);
     const bool listening = r.events.empty() || r.sink->on_events(std::move(r.events));
     r.events.clear();  // a sink that took nothing leaves its room for the next step
     if (!listening && !r.done()) {
       finish_request(r, FinishReason::kCancelled, "nobody is listening");
       r.events.clear();
-      on_done_(r.request.id);
+      observer_.on_done(r.request.id);
     }
     r.touched = false;
     if (r.done()) requests_.erase(std::string(r.request.id));

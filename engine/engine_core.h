@@ -34,20 +34,35 @@ struct LoadSummary {
 
 class EngineCore {
  public:
-  // model and stats outlive the core. on_done is called with a request's id just before its last events are delivered.
-  EngineCore(BamModel& model, const KvPlan& plan, uint64_t tokenizer_fingerprint, EngineStats& stats,
-             std::function<void(const std::string&)> on_done);
+  // Hears what is about to go out, before any sink does.
+  class Observer {
+   public:
+    virtual ~Observer() = default;
+    // The books (num_queued() and so on) are those that the coming events speak of.
+    virtual void before_events(const EngineCore& core) = 0;
+    // A request's last events follow: its id may be used again as soon as they are out.
+    virtual void on_done(const std::string& id) = 0;
+  };
+
+  // model, stats, time and observer outlive the core.
+  EngineCore(BamModel& model, const KvPlan& plan, uint64_t tokenizer_fingerprint, EngineStats& stats, TimeSource& time,
+             Observer& observer);
 
   // The request has passed all admission checks and its id is new.
   void add(Request request, std::shared_ptr<EventSink> sink, Clock::time_point submitted_at);
   void cancel(const std::string& id);
   void cancel_all();
+  void stop(const std::string& id, int32_t choice);
+  void pause(const std::string& id);
+  void resume(const std::string& id);
   // Ends requests whose deadline or queue timeout has passed.
   void expire(Clock::time_point now);
   // One step of all sequences, including delivery of its events.
   void step();
 
-  bool has_work() const { return !requests_.empty(); }
+  bool has_work() const { return scheduler_.has_work(); }  // a step would get somewhere
+  // When expire() has something to do next; max(): never.
+  Clock::time_point next_deadline() const;
   int64_t num_queued() const { return num_queued_; }  // requests never scheduled
   int64_t num_queued_tokens() const { return num_queued_tokens_; }
   EngineSnapshot snapshot(Clock::time_point now) const;
@@ -63,19 +78,19 @@ class EngineCore {
   const KvCache& kv() const { return kv_; }
 
  private:
-  Choice& add_choice(ActiveRequest& request);
+  Sequence& add_choice(ActiveRequest& request);
   void touch(ActiveRequest& request);
   void note_admitted(const SchedulePlan& plan, Clock::time_point now);
   // Draws the next tokens of all sequences that have caught up: samples_.
   void sample_next(const SchedulePlan& plan);
   void advance(size_t entry, const ScheduledRows& rows, Clock::time_point now);
-  bool send_prompt_logprobs(size_t entry, Choice& choice);
-  void send_progress(Choice& choice, Clock::time_point now);
+  bool send_prompt_logprobs(size_t entry, Sequence& choice);
+  void send_progress(Sequence& choice, Clock::time_point now);
   // The other choices of a request start from the pages and the logits that the first one has.
-  void fork_choices(Choice& first);
+  void fork_choices(Sequence& first);
   // Why a sample cannot be used, or null.
   static const char* sample_error(const Sample& sample);
-  void take_token(Choice& choice, Sample sample, Clock::time_point now);
+  void take_token(Sequence& choice, Sample sample, Clock::time_point now);
 
   void finish_choice(ActiveRequest& request, int32_t choice, FinishReason reason, int32_t stop_token,
                      std::string message);
@@ -85,6 +100,7 @@ class EngineCore {
   void deliver();
   void fail_step(const SchedulePlan& plan, const std::string& what);
 
+  Clock::time_point queue_deadline(const ActiveRequest& request) const;
   double remaining_prefill_ms(const Sequence& sequence) const;
   QueueForecast queue_forecast(Clock::time_point now) const;
   double prefill_share() const;
@@ -95,6 +111,8 @@ class EngineCore {
   BamModel& model_;
   EngineConfig config_;
   EngineStats& stats_;
+  TimeSource& time_;
+  Observer& observer_;
   size_t page_bytes_;
   KvCache kv_;
   CostModel cost_;
@@ -107,7 +125,6 @@ class EngineCore {
   SnapshotStore snapshots_;
   std::unordered_map<std::string, std::unique_ptr<ActiveRequest>> requests_;
   std::vector<ActiveRequest*> touched_;  // have events to deliver or are done
-  std::function<void(const std::string&)> on_done_;
   int64_t num_queued_ = 0, num_queued_tokens_ = 0;
   uint64_t next_arrival_ = 1;
   uint64_t seed_key_;          // of requests without a seed

@@ -22,13 +22,13 @@ double EngineCore::prefill_share() const {
   for (const Sequence* s : scheduler_.running()) {
     if (s->num_uncomputed() == 1) decode.add(s->num_computed, 1);
   }
-  const double budget = std::max(scheduler_.prefill_budget_ms(decode), 1e-3);
+  const double budget = std::max(prefill_budget_ms(scheduler_.limits(), cost_, decode), 1e-3);
   const double rest = std::max(decode.rows > 0 ? cost_.predict_ms(decode) : 0.0, cost_.step_overhead_ms());
   return budget / (budget + rest);
 }
 
 double EngineCore::eta_ms(const ActiveRequest& r, double queue_ms) const {
-  const Choice& first = *r.choices.front();
+  const Sequence& first = *r.choices.front();
   if (r.prompt_done) {
     int64_t left = 0;
     for (const auto& c : r.choices) {
@@ -46,7 +46,7 @@ double EngineCore::eta_ms(const ActiveRequest& r, double queue_ms) const {
 
 LiveRequest EngineCore::describe_request(const ActiveRequest& r, Clock::time_point now, double queue_ms) const {
   LiveRequest live;
-  const Choice& first = *r.choices.front();
+  const Sequence& first = *r.choices.front();
   const bool waiting = first.queue == Sequence::Queue::kWaiting;
   live.id = r.request.id;
   live.state = r.queued()      ? RequestState::kQueued
@@ -59,6 +59,7 @@ LiveRequest EngineCore::describe_request(const ActiveRequest& r, Clock::time_poi
     });
     if (all_waiting) live.state = RequestState::kPreempted;
   }
+  if (r.paused) live.state = RequestState::kPaused;
   live.priority = r.request.priority;
   live.n = r.request.n;
   live.prompt_tokens = first.num_prompt;
@@ -76,19 +77,19 @@ EngineSnapshot EngineCore::snapshot(Clock::time_point now) const {
   for (const Sequence* s : scheduler_.running()) running_ms += remaining_prefill_ms(*s);
   // In serving order, so that queue times add up; a request appears with its first choice.
   std::vector<const ActiveRequest*> order;
-  for (const auto queue : {scheduler_.running(), scheduler_.waiting()}) {
+  for (const auto queue : {scheduler_.running(), scheduler_.waiting(), scheduler_.paused()}) {
     for (const Sequence* s : queue) {
-      const ActiveRequest* r = static_cast<const Choice*>(s)->request;
+      const ActiveRequest* r = s->request;
       if (std::ranges::find(order, r) == order.end()) order.push_back(r);
     }
   }
   double ahead_ms = running_ms;
   for (const ActiveRequest* r : order) {
-    const Choice& first = *r->choices.front();
+    const Sequence& first = *r->choices.front();
     double queue_ms = 0;
     if (first.queue == Sequence::Queue::kWaiting) queue_ms = ahead_ms += remaining_prefill_ms(first);
     result.requests.push_back(describe_request(*r, now, queue_ms));
-    (r->queued() ? result.waiting : result.running) += 1;
+    (r->paused ? result.paused : r->queued() ? result.waiting : result.running) += 1;
   }
   result.queued_tokens = num_queued_tokens_;
   const BlockPool& pool = kv_.pool();
@@ -102,42 +103,38 @@ EngineSnapshot EngineCore::snapshot(Clock::time_point now) const {
 }
 
 QueueForecast EngineCore::queue_forecast(Clock::time_point now) const {
-  QueueForecast result{.cost = cost_,
-                       .limits = {.max_num_seqs = config_.max_num_seqs,
-                                  .max_batched_tokens = config_.max_batched_tokens,
-                                  .step_target_ms = config_.step_target_ms}};
+  QueueForecast result{.cost = cost_, .limits = scheduler_.limits()};
   const auto finished = [&](FinishReason reason) {
     return static_cast<double>(stats_.finished[static_cast<size_t>(reason)].load(std::memory_order_relaxed));
   };
-  // A limit that cuts a text off says nothing about where it would have ended; stop strings come as cancellations. One
-  // text of 256 tokens is assumed.
-  const double ended = finished(FinishReason::kStop) + finished(FinishReason::kCancelled);
+  // A limit that cuts a text off says nothing about where it would have ended. One text of 256 tokens is assumed.
+  const double ended = finished(FinishReason::kStop);
   result.mean_tokens =
       (256 + static_cast<double>(stats_.generated_tokens.load(std::memory_order_relaxed))) / (1 + ended);
   result.pages_free = kv_.num_available();
+  for (const Sequence* s : scheduler_.paused()) result.pages_free += s->blocks.num_pages;  // first to give them back
   for (const auto queue : {scheduler_.running(), scheduler_.waiting()}) {
     for (const Sequence* s : queue) {
-      const auto& c = static_cast<const Choice&>(*s);
+      const ActiveRequest& r = *s->request;
       const bool waiting = s->queue == Sequence::Queue::kWaiting;
       const int64_t ahead = s->num_known() + (waiting ? 1 : kv_.geometry().page_size());
       const int64_t pages = kv_.geometry().pages_for(std::min(ahead, s->max_len));
       if (!waiting) result.pages_free -= std::max<int64_t>(0, pages - s->blocks.num_pages);
-      ForecastSequence f = forecast_of(c.request->request, s->max_len, c.num_generated());
+      ForecastSequence f = forecast_of(r.request, s->max_len, s->num_generated());
       f.arrival = s->arrival;
       f.num_computed = s->num_computed;
       f.num_uncomputed = s->num_uncomputed();
-      f.choices = c.request->prompt_done ? 1 : c.request->request.n;
+      f.choices = r.prompt_done ? 1 : r.request.n;
       f.promoted = s->promoted;
-      f.queued = c.request->queued();
+      f.queued = r.queued();
       f.pages = std::max(pages, s->blocks.num_pages);
       const auto leave_at = [&](Clock::time_point at) {
         f.leaves_ms = std::min(f.leaves_ms, std::chrono::duration<double, std::milli>(at - now).count());
       };
-      if (c.request->deadline) leave_at(*c.request->deadline);
+      if (r.deadline) leave_at(*r.deadline);
       // Only of what is still queued then; what has started by that time stays.
-      if (f.queued && config_.queue_timeout_s > 0) {
-        const auto timeout = std::chrono::duration<double>(config_.queue_timeout_s);
-        f.gives_up_ms = std::chrono::duration<double, std::milli>(c.request->submitted_at + timeout - now).count();
+      if (const auto gives_up = queue_deadline(r); gives_up != Clock::time_point::max()) {
+        f.gives_up_ms = std::chrono::duration<double, std::milli>(gives_up - now).count();
       }
       (waiting ? result.waiting : result.running).push_back(f);
     }

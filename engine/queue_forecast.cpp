@@ -9,7 +9,6 @@ namespace {
 
 constexpr double kHorizonMs = 3.6e6;
 constexpr int kMaxRounds = 20000;
-constexpr int kMaxBlocked = 4;  // waiting sequences tried beyond the first that has no memory
 
 // The length of a text that ends with the same chance at every token, whatever it has got so far. Texts are spread
 // evenly over the possible lengths, the same way each time: of many, one ends soon.
@@ -17,13 +16,6 @@ double likely_tokens(double mean, uint64_t arrival, int32_t choice) {
   constexpr double kGolden = 0.6180339887498949;
   const double x = static_cast<double>(arrival % 1'000'000) + 0.5 + 0.37 * choice;
   return -std::log1p(-std::fmod(x * kGolden, 1.0)) * mean;
-}
-
-// As Scheduler::prefill_budget_ms, which needs a scheduler.
-double prefill_budget_ms(const SchedulerLimits& limits, const CostModel& cost, const StepLoad& decode) {
-  const double target = limits.step_target_ms, busy = cost.predict_ms(decode);
-  if (decode.rows == 0) return Scheduler::kNoDecodeFactor * target - cost.step_overhead_ms();
-  return std::max(target - busy, std::max(target, busy) / 4);
 }
 
 struct Sim {
@@ -35,15 +27,6 @@ struct Sim {
   int32_t choice = 0;
 };
 
-bool before(const ForecastSequence& a, const ForecastSequence& b) {
-  if (a.promoted != b.promoted) return a.promoted;
-  if (!a.promoted && a.priority != b.priority) return a.priority < b.priority;
-  return a.arrival < b.arrival;
-}
-bool same_class(const ForecastSequence& a, const ForecastSequence& b) {
-  return a.promoted == b.promoted && (a.promoted || a.priority == b.priority);
-}
-
 double waits_until(const ForecastSequence& s) { return std::min(s.leaves_ms, s.gives_up_ms); }
 
 class Simulation {
@@ -53,7 +36,8 @@ class Simulation {
     for (const ForecastSequence& s : f_.running) running_.push_back(start(s, 0));
     for (const ForecastSequence& s : f_.waiting) waiting_.push_back(&s);
     for (const ForecastSequence& s : late) waiting_.push_back(&s);
-    std::stable_sort(waiting_.begin(), waiting_.end(), [](const auto* a, const auto* b) { return before(*a, *b); });
+    std::stable_sort(waiting_.begin(), waiting_.end(),
+                     [](const auto* a, const auto* b) { return served_before(*a, *b); });
     for (const auto* s : waiting_) queued_ += s->queued ? 1 : 0;
   }
 
@@ -105,7 +89,7 @@ class Simulation {
 
   void admit() {
     int blocked = 0;
-    for (size_t i = 0; i < waiting_.size() && blocked <= kMaxBlocked;) {
+    for (size_t i = 0; i < waiting_.size() && blocked <= Scheduler::kMaxBlocked;) {
       if (static_cast<int64_t>(running_.size()) >= f_.limits.max_num_seqs) return;
       const ForecastSequence& s = *waiting_[i];
       if (s.pages > pages_free_ && !running_.empty()) {
@@ -131,7 +115,7 @@ class Simulation {
         decode.add(static_cast<int64_t>(s.context), 1);
         growth += 1;
         steps = std::min(steps, s.tokens_left);
-      } else if (!best || before(*s.sequence, *best)) {
+      } else if (!best || served_before(*s.sequence, *best)) {
         best = s.sequence;
       }
     }

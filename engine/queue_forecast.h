@@ -10,22 +10,20 @@
 #include "engine/cost_model.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
+#include "engine/serving_order.h"
 
 namespace bam {
 
 // A sequence as far as the forecast needs it. Plain numbers: taken between two steps, used by any thread.
-struct ForecastSequence {
-  uint64_t arrival = 0;
+struct ForecastSequence : ServingRank {
   int64_t num_prompt = 0;
   int64_t num_computed = 0;
   int64_t num_uncomputed = 0;
-  int64_t limit = 0;      // most tokens that each choice may still get
-  int64_t certain = 0;    // of these, how many it gets in any case
-  int32_t choices = 1;    // sequences it becomes once its prompt is read
-  int32_t priority = 0;   // lower is earlier
-  bool promoted = false;  // before every priority
-  bool queued = false;    // counts as waiting until it is scheduled
-  int64_t pages = 0;      // held; while waiting: needed to start
+  int64_t limit = 0;    // most tokens that each choice may still get
+  int64_t certain = 0;  // of these, how many it gets in any case
+  int32_t choices = 1;  // sequences it becomes once its prompt is read
+  bool queued = false;  // counts as waiting until it is scheduled
+  int64_t pages = 0;    // held; while waiting: needed to start
   // When its time is over, and when it is if it is still waiting then; from the forecast's start.
   double leaves_ms = std::numeric_limits<double>::infinity();
   double gives_up_ms = std::numeric_limits<double>::infinity();

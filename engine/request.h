@@ -10,11 +10,10 @@
 #include <variant>
 #include <vector>
 
+#include "engine/clock.h"
 #include "engine/token_constraint.h"
 
 namespace bam {
-
-using Clock = std::chrono::steady_clock;
 
 struct SamplingParams {
   float temperature = 1.0f;  // 0: greedy
@@ -52,7 +51,7 @@ struct TokenLogprobs {
 };
 
 enum class FinishReason : uint8_t {
-  kStop,       // EOS or a stop token id; see FinishEvent::stop_token
+  kStop,       // EOS, a stop token id (see FinishEvent::stop_token), the constraint's end, or Engine::stop
   kLength,     // max_tokens or the context is full
   kCancelled,  // cancel(), or the sink is gone
   kTimeout,    // deadline passed
@@ -93,7 +92,7 @@ struct FinishEvent {
 using Event = std::variant<TokenEvent, ProgressEvent, PromptLogprobsEvent, FinishEvent>;
 
 // Receives a request's events, in order, on the engine thread: it must not block, throw or call back into the engine
-// except for Engine::cancel. After the FinishEvent of the last choice the engine lets go of it.
+// except for Engine::cancel, stop, pause and resume. After the FinishEvent of the last choice the engine lets go of it.
 class EventSink {
  public:
   virtual ~EventSink() = default;

@@ -8,6 +8,8 @@ namespace bam {
 
 namespace {
 
+constexpr double kNoDecodeFactor = 4;  // step time without decode rows, in targets
+
 void insert_sorted(std::vector<Sequence*>& queue, Sequence* sequence) {
   const auto at = std::upper_bound(queue.begin(), queue.end(), sequence,
                                    [](const Sequence* a, const Sequence* b) { return served_before(*a, *b); });
@@ -15,6 +17,13 @@ void insert_sorted(std::vector<Sequence*>& queue, Sequence* sequence) {
 }
 
 }  // namespace
+
+double prefill_budget_ms(const SchedulerLimits& limits, const CostModel& cost, const StepLoad& decode) {
+  const double target = limits.step_target_ms;
+  if (decode.rows == 0) return kNoDecodeFactor * target - cost.step_overhead_ms();
+  const double busy = cost.predict_ms(decode);
+  return std::max(target - busy, std::max(target, busy) / 4);
+}
 
 Scheduler::Scheduler(SchedulerLimits limits, KvCache& kv, const CostModel& cost)
     : limits_(limits), kv_(kv), cost_(cost) {
@@ -29,8 +38,7 @@ void Scheduler::add(Sequence& sequence) {
 
 void Scheduler::add_running(Sequence& sequence) {
   if (static_cast<int64_t>(running_.size()) >= limits_.max_num_seqs) {
-    kv_.release(sequence.blocks);
-    sequence.num_computed = 0;
+    give_back(sequence);
     add(sequence);
     return;
   }
@@ -41,29 +49,48 @@ void Scheduler::add_running(Sequence& sequence) {
 void Scheduler::remove(Sequence& sequence) {
   if (sequence.queue == Sequence::Queue::kRunning) std::erase(running_, &sequence);
   if (sequence.queue == Sequence::Queue::kWaiting) std::erase(waiting_, &sequence);
+  if (sequence.queue == Sequence::Queue::kPaused) std::erase(paused_, &sequence);
   sequence.queue = Sequence::Queue::kNone;
   kv_.release(sequence.blocks);
 }
 
-const SchedulePlan& Scheduler::schedule() {
+void Scheduler::pause(Sequence& s) {
+  if (s.queue == Sequence::Queue::kRunning) std::erase(running_, &s);
+  if (s.queue == Sequence::Queue::kWaiting) std::erase(waiting_, &s);
+  if (s.queue == Sequence::Queue::kPaused || s.queue == Sequence::Queue::kNone) return;
+  s.queue = Sequence::Queue::kPaused;
+  insert_sorted(paused_, &s);
+}
+
+void Scheduler::resume(Sequence& s) {
+  if (s.queue != Sequence::Queue::kPaused) return;
+  std::erase(paused_, &s);
+  s.idle_since.reset();  // it waited for its reader, not for us
+  if (s.blocks.num_blocks == 0) return add(s);
+  join_class(s);
+  add_running(s);
+}
+
+const SchedulePlan& Scheduler::schedule(Clock::time_point now) {
   plan_.rows.clear();
   plan_.admitted.clear();
   plan_.preempted.clear();
   plan_.load = StepLoad{};
-  promote_starved();
+  promote_starved(now);
   schedule_decodes();
   admit_waiting();
   schedule_prefills();
-  collect_rows();
+  collect_rows(now);
   return plan_;
 }
 
-void Scheduler::promote_starved() {
+void Scheduler::promote_starved(Clock::time_point now) {
   bool changed = false;
   for (auto* queue : {&running_, &waiting_}) {
     for (Sequence* s : *queue) {
       s->granted = 0;
-      if (++s->idle_steps <= kPromotionSteps || s->promoted) continue;
+      if (!s->idle_since) s->idle_since = now;
+      if (s->promoted || now - *s->idle_since < limits_.promote_after) continue;
       s->promoted = changed = true;
     }
   }
@@ -86,6 +113,7 @@ void Scheduler::schedule_decodes() {
 bool Scheduler::make_room(Sequence& s, int64_t rows) {
   const int64_t end = s.num_computed + s.granted + rows;
   while (!kv_.grow(s.blocks, s.num_computed, end)) {
+    if (take_from_paused()) continue;
     Sequence* worst = running_.back();
     if (worst == &s) return false;  // keeps its pages and waits for a better one to finish
     preempt(*worst);
@@ -95,13 +123,33 @@ bool Scheduler::make_room(Sequence& s, int64_t rows) {
 
 void Scheduler::preempt(Sequence& s) {
   std::erase(running_, &s);
-  kv_.release(s.blocks);
-  s.num_computed = 0;
+  give_back(s);
   s.granted = 0;
   ++s.num_preemptions;
   std::erase(plan_.admitted, &s);
   plan_.preempted.push_back(&s);
   add(s);
+}
+
+void Scheduler::give_back(Sequence& s) {
+  kv_.release(s.blocks);
+  s.num_computed = 0;
+}
+
+bool Scheduler::take_from_paused() {
+  const auto victim =
+      std::find_if(paused_.rbegin(), paused_.rend(), [](const Sequence* s) { return s->blocks.num_pages > 0; });
+  if (victim == paused_.rend()) return false;
+  give_back(**victim);
+  ++(*victim)->num_preemptions;
+  plan_.preempted.push_back(*victim);
+  return true;
+}
+
+int64_t Scheduler::paused_pages() const {
+  int64_t pages = 0;
+  for (const Sequence* s : paused_) pages += s->blocks.num_pages;
+  return pages;
 }
 
 // Pages that running sequences will take soon, for their known tokens and one block more: newcomers must not be
@@ -116,15 +164,28 @@ int64_t Scheduler::reserved_pages() const {
   return pages;
 }
 
+// The tokens whose pages must be there before a sequence starts.
+int64_t Scheduler::tokens_to_start(const Sequence& s) { return std::min(s.num_known() + 1, s.max_len); }
+
+bool Scheduler::fits_beside_running(const Sequence& s) const {
+  return kv_.geometry().pages_for(tokens_to_start(s)) + reserved_pages() <= kv_.num_available() + paused_pages();
+}
+
 bool Scheduler::try_admit(Sequence& s) {
   // At least one token is computed, and none whose logits somebody waits for is skipped.
   const int64_t max_cached = std::min(s.num_known() - 1, s.logits_from);
-  const auto cached =
-      kv_.admit(s.blocks, s.tokens, max_cached, std::min(s.num_known() + 1, s.max_len), reserved_pages());
+  const auto cached = kv_.admit(s.blocks, s.tokens, max_cached, tokens_to_start(s), reserved_pages());
   if (!cached) return false;
   s.num_computed = *cached;
   s.overtaken = 0;
-  // Joins level with its class: no claim to time before it came.
+  join_class(s);
+  s.queue = Sequence::Queue::kRunning;
+  insert_sorted(running_, &s);
+  plan_.admitted.push_back(&s);
+  return true;
+}
+
+void Scheduler::join_class(Sequence& s) {
   double level = -1;
   for (const Sequence* r : running_) {
     if (same_class(*r, s) && r->num_uncomputed() > 1 && (level < 0 || r->virtual_time < level)) {
@@ -132,15 +193,11 @@ bool Scheduler::try_admit(Sequence& s) {
     }
   }
   s.virtual_time = std::max(s.virtual_time, level);
-  s.queue = Sequence::Queue::kRunning;
-  insert_sorted(running_, &s);
-  plan_.admitted.push_back(&s);
-  return true;
 }
 
 // By priority alone: a promoted sequence waits its turn instead of throwing out its equals.
 bool Scheduler::preempt_worse_class(const Sequence& s) {
-  int64_t pages = kv_.num_available(), worse = 0;
+  int64_t pages = kv_.num_available() + paused_pages(), worse = 0;
   for (const Sequence* r : running_) {
     if (r->promoted || r->priority <= s.priority) continue;
     pages += r->blocks.num_pages;
@@ -161,6 +218,7 @@ void Scheduler::admit_waiting() {
     while (!admitted) {
       const bool slot = static_cast<int64_t>(running_.size()) < limits_.max_num_seqs;
       admitted = slot && try_admit(s);
+      if (!admitted && slot && fits_beside_running(s) && take_from_paused()) continue;
       if (!admitted && !preempt_worse_class(s)) {
         if (!slot) return;  // slots are given strictly in order
         break;
@@ -178,15 +236,8 @@ void Scheduler::admit_waiting() {
   }
 }
 
-double Scheduler::prefill_budget_ms(const StepLoad& decode) const {
-  const double target = limits_.step_target_ms;
-  if (decode.rows == 0) return kNoDecodeFactor * target - cost_.step_overhead_ms();
-  const double busy = cost_.predict_ms(decode);
-  return std::max(target - busy, std::max(target, busy) / 4);
-}
-
 void Scheduler::schedule_prefills() {
-  budget_ms_ = prefill_budget_ms(plan_.load);
+  budget_ms_ = prefill_budget_ms(limits_, cost_, plan_.load);
   rows_left_ = limits_.max_batched_tokens - plan_.load.rows;
   logits_left_ = limits_.max_logit_rows - static_cast<int64_t>(running_.size());
   prefill_started_ = false;
@@ -246,14 +297,14 @@ void Scheduler::share_time(std::span<Sequence*> active) {
   for (Sequence* s : members) s->virtual_time = std::max(s->virtual_time, served_from);
 }
 
-void Scheduler::collect_rows() {
+void Scheduler::collect_rows(Clock::time_point now) {
   plan_.load = StepLoad{};
   for (const bool decode : {true, false}) {
     for (Sequence* s : running_) {
       if (s->granted == 0 || (s->num_uncomputed() == 1) != decode) continue;
       plan_.rows.push_back({s, s->granted});
       plan_.load.add(s->num_computed, s->granted);
-      s->idle_steps = 0;
+      s->idle_since = now;
     }
   }
 }

@@ -10,18 +10,19 @@
 //   - Step time. With decode rows, prefill is given max(T - D, max(T, D) / 4) ms, where T is the target and D the
 //     predicted cost of the decode rows; without decode rows 4 T. At least one prefill row is always computed.
 //   - Fair share. Within a class, prefills receive equal time (start-time fair queueing in quanta of up to 64 rows).
-//   With k
-//     prefills of its class, one whose rows cost c ms is done at the latest ceil((k * (c + q)) / B) + 1 steps after its
-//     admission, with q the cost of a quantum and B the prefill time of a step; a long prefill gets at least its k-th
-//     part.
+//     With k prefills of its class, one whose rows cost c ms is done at the latest ceil((k * (c + q)) / B) + 1 steps
+//     after its admission, with q the cost of a quantum and B the prefill time of a step; a long prefill gets at least
+//     its k-th part.
 //   - Classes (priority) are strict: a better class goes first, and may preempt a worse one. A sequence that got no row
-//   for
-//     kPromotionSteps steps in a row goes before every class from then on, so nothing starves.
+//     for promote_after goes before every class from then on, so nothing starves.
+//   - Paused sequences get no rows and no slot, are not starved, and keep their pages until somebody needs them: they
+//     are the first to give theirs back, whatever their class, and then recompute when they go on.
 //   - Memory. When pages run out, the worst running sequence is preempted (pages released, recomputed later through the
 //     prefix cache), never a better one than the one in need. Any sequence fits the pool alone, so the best running one
 //     always makes progress. At most kMaxOvertakes sequences are admitted past one that waits for memory.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -37,7 +38,11 @@ struct SchedulerLimits {
   int64_t max_batched_tokens = 2048;  // >= max_num_seqs
   int64_t max_logit_rows = 256;       // >= max_num_seqs
   double step_target_ms = 50;
+  std::chrono::milliseconds promote_after{30'000};
 };
+
+// Milliseconds of prefill in a step with this decode load.
+double prefill_budget_ms(const SchedulerLimits& limits, const CostModel& cost, const StepLoad& decode);
 
 struct ScheduledRows {
   Sequence* sequence = nullptr;
@@ -47,17 +52,16 @@ struct ScheduledRows {
 struct SchedulePlan {
   std::vector<ScheduledRows> rows;   // decode rows first
   std::vector<Sequence*> admitted;   // newly running; num_computed tells the prefix cache's share
-  std::vector<Sequence*> preempted;  // back in the waiting queue, pages released
+  std::vector<Sequence*> preempted;  // pages released; back in the waiting queue, or still paused
   StepLoad load;
   bool empty() const { return rows.empty(); }
 };
 
 class Scheduler {
  public:
-  static constexpr int64_t kPromotionSteps = 8192;  // a second of the smallest model, minutes of a loaded one
   static constexpr int64_t kMaxOvertakes = 16;
   static constexpr int64_t kQuantumRows = 64;
-  static constexpr double kNoDecodeFactor = 4;  // step time without decode rows, in targets
+  static constexpr int kMaxBlocked = 4;  // waiting sequences tried per step beyond the first that has no memory
 
   // kv and cost outlive the scheduler.
   Scheduler(SchedulerLimits limits, KvCache& kv, const CostModel& cost);
@@ -67,23 +71,35 @@ class Scheduler {
   void add_running(Sequence& sequence);
   // Takes it out of its queue and releases its pages.
   void remove(Sequence& sequence);
+  // No rows until resume(). Between two plans only.
+  void pause(Sequence& sequence);
+  // Runs on if it still has its pages and a slot is free, else waits for its turn and recomputes.
+  void resume(Sequence& sequence);
 
   // The next step. Admits, preempts and grows block tables; the caller runs the rows and then advances num_computed.
-  const SchedulePlan& schedule();
+  const SchedulePlan& schedule(Clock::time_point now);
 
   std::span<Sequence* const> running() const { return running_; }  // in serving order
   std::span<Sequence* const> waiting() const { return waiting_; }
-  // Milliseconds of prefill in a step with this decode load.
-  double prefill_budget_ms(const StepLoad& decode) const;
+  std::span<Sequence* const> paused() const { return paused_; }
+  // Somebody could get a row.
+  bool has_work() const { return !running_.empty() || !waiting_.empty(); }
+  const SchedulerLimits& limits() const { return limits_; }
 
  private:
-  static constexpr int kMaxBlocked = 4;  // waiting sequences tried per step beyond the first that has no memory
-
-  void promote_starved();
+  void promote_starved(Clock::time_point now);
   void schedule_decodes();
   void admit_waiting();
   bool try_admit(Sequence& sequence);
+  static int64_t tokens_to_start(const Sequence& sequence);
+  // It could be admitted if paused sequences gave back their pages.
+  bool fits_beside_running(const Sequence& sequence) const;
   bool preempt_worse_class(const Sequence& sequence);
+  // Takes the pages of one paused sequence; false: none has any.
+  bool take_from_paused();
+  int64_t paused_pages() const;
+  // No claim to prefill time before it came: level with its class.
+  void join_class(Sequence& sequence);
   int64_t reserved_pages() const;
   void schedule_prefills();
   void share_time(std::span<Sequence*> prefills);
@@ -91,13 +107,15 @@ class Scheduler {
   // Pages for rows up to `granted + rows`; preempts worse sequences if needed. False: it has to wait.
   bool make_room(Sequence& sequence, int64_t rows);
   void preempt(Sequence& sequence);
-  void collect_rows();
+  void give_back(Sequence& sequence);
+  void collect_rows(Clock::time_point now);
 
   SchedulerLimits limits_;
   KvCache& kv_;
   const CostModel& cost_;
   std::vector<Sequence*> running_;  // sorted by served_before
   std::vector<Sequence*> waiting_;  // likewise
+  std::vector<Sequence*> paused_;   // likewise; with or without pages
   SchedulePlan plan_;
 
   // While a plan is made: what prefills may still take.

@@ -32,14 +32,14 @@ class Histogram {
 
 struct EngineStats {
   EngineStats();
-  std::atomic<uint64_t> steps{0}, prompt_tokens{0}, generated_tokens{0}, preemptions{0};
+  std::atomic<uint64_t> steps{0}, prompt_tokens{0}, generated_tokens{0}, preemptions{0}, pauses{0};
   std::atomic<uint64_t> prefix_queries{0}, prefix_hits{0};  // in tokens
   std::array<std::atomic<uint64_t>, 5> finished{};          // by FinishReason
   std::atomic<uint64_t> reach_freed_bytes{0}, pages_evicted{0};
   Histogram ttft_s, inter_token_s, e2e_s, queue_s, prefill_s, decode_s, prompt_len, generation_len, step_s;
 };
 
-enum class RequestState : uint8_t { kQueued, kPrefill, kDecode, kPreempted };
+enum class RequestState : uint8_t { kQueued, kPrefill, kDecode, kPreempted, kPaused };
 
 struct LiveRequest {
   std::string id;
@@ -52,7 +52,8 @@ struct LiveRequest {
 // A consistent picture taken by the engine thread between two steps.
 struct EngineSnapshot {
   std::vector<LiveRequest> requests;
-  int64_t running = 0, waiting = 0, queued_tokens = 0;
+  int64_t running = 0, waiting = 0, paused = 0;  // requests
+  int64_t queued_tokens = 0;
   int64_t pages_total = 0, pages_free = 0, pages_cached = 0, pages_used = 0;
   double queued_work_s = 0;                  // cost model: seconds of work before a new request would start
   double last_step_age_s = 0;                // since the last finished step, 0 when idle

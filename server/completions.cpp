@@ -60,7 +60,7 @@ void GenerationJob::cancel() {
 
 void GenerationJob::cancel_engine_requests() {
   for (const Prompt& prompt : prompts_) {
-    if (prompt.submitted && !prompt.cancelled) model_.engine.cancel(prompt.engine_id);
+    if (prompt.submitted) model_.engine.cancel(prompt.engine_id);
   }
 }
 
@@ -140,9 +140,12 @@ void GenerationJob::on_finish(Prompt& prompt, const FinishEvent& finish) {
 void GenerationJob::deliver(size_t prompt_index) {
   Prompt& prompt = prompts_[prompt_index];
   for (size_t k = 0; k < prompt.choices.size(); ++k) {
-    if (!prompt.choices[k].reported) deliver_choice(prompt, prompt_index, k);
+    Choice& choice = prompt.choices[k];
+    if (choice.reported) continue;
+    // The engine knows nothing of stop strings.
+    if (choice.decoder->stopped()) model_.engine.stop(prompt.engine_id, static_cast<int32_t>(k));
+    deliver_choice(prompt, prompt_index, k);
   }
-  stop_prompt_if_done(prompt);
 }
 
 void GenerationJob::deliver_choice(Prompt& prompt, size_t prompt_index, size_t choice_index) {
@@ -177,18 +180,6 @@ void GenerationJob::deliver_choice(Prompt& prompt, size_t prompt_index, size_t c
     stream_->send(writer_->finish(index, decoder.finish_reason(), decoder.stop_reason(), shown));
     choice.reported = true;
   }
-}
-
-// The engine knows nothing of stop strings: once every choice of a prompt has ended, it is told to stop.
-void GenerationJob::stop_prompt_if_done(Prompt& prompt) {
-  if (prompt.cancelled) return;
-  bool any_stop_string = false;
-  for (const Choice& choice : prompt.choices) {
-    if (!choice.decoder->finished()) return;
-    any_stop_string |= choice.decoder->stopped();
-  }
-  prompt.cancelled = true;
-  if (any_stop_string) model_.engine.cancel(prompt.engine_id);
 }
 
 bool GenerationJob::all_reported() const {

@@ -48,7 +48,6 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
     int64_t cached_tokens = 0;
     std::vector<Choice> choices;
     bool submitted = false;
-    bool cancelled = false;  // all its choices met a stop string
   };
   class Sink;
 
@@ -71,7 +70,6 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
   void on_finish(Prompt& prompt, const FinishEvent& finish);
   void deliver(size_t prompt_index);
   void deliver_choice(Prompt& prompt, size_t prompt_index, size_t choice_index);
-  void stop_prompt_if_done(Prompt& prompt);
   void complete();
   void send_reply();
   void fail(const ApiError& error);

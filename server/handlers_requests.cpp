@@ -13,6 +13,7 @@ const char* state_name(RequestState state) {
     case RequestState::kPrefill: return "prefill";
     case RequestState::kDecode: return "decode";
     case RequestState::kPreempted: return "preempted";
+    case RequestState::kPaused: return "paused";
   }
   return "unknown";
 }
@@ -67,6 +68,7 @@ void handle_requests(ServerContext& context, ExchangePtr exchange) {
                                   {"data", std::move(list)},
                                   {"running", snapshot->running},
                                   {"waiting", snapshot->waiting},
+                                  {"paused", snapshot->paused},
                                   {"queued_tokens", snapshot->queued_tokens},
                                   {"queued_work_seconds", snapshot->queued_work_s}}));
 }

@@ -78,6 +78,8 @@ void write_engine(TextFormat& out, const Engine& engine) {
   const auto snapshot = engine.snapshot();
   out.single("bam_requests_running", "gauge", "Requests in the batch.", static_cast<double>(snapshot->running));
   out.single("bam_requests_waiting", "gauge", "Requests in the queue.", static_cast<double>(snapshot->waiting));
+  out.single("bam_requests_paused", "gauge", "Requests that wait for their reader.",
+             static_cast<double>(snapshot->paused));
   out.single("bam_queued_prompt_tokens", "gauge", "Prompt tokens of waiting requests.",
              static_cast<double>(snapshot->queued_tokens));
   out.single("bam_queued_work_seconds", "gauge", "Predicted work before a new request would start.",
@@ -95,6 +97,7 @@ void write_engine(TextFormat& out, const Engine& engine) {
              load(stats.prefix_queries));
   out.single("bam_prefix_cache_hits_total", "counter", "Of these, tokens found.", load(stats.prefix_hits));
   out.single("bam_preemptions_total", "counter", "Sequences put back into the queue.", load(stats.preemptions));
+  out.single("bam_pauses_total", "counter", "Times a request was paused for its reader.", load(stats.pauses));
   out.single("bam_kv_pages_evicted_total", "counter", "Cached pages given to new requests.", load(stats.pages_evicted));
   out.single("bam_kv_reach_freed_bytes_total", "counter",
              "KV bytes freed early because the positional prior can no longer see them.",

@@ -165,14 +165,14 @@ const char* openapi_schemas() {
 "required": ["tokenizer_class", "vocab_size", "bos_token", "bos_token_id", "eos_token", "eos_token_id",
 "eos_token_ids", "add_bos_token", "max_model_len", "chat_template"]},
 "LiveRequest": {"type": "object", "properties": {"id": {"type": "string"}, "state": {"enum": ["queued", "prefill",
-"decode", "preempted"]}, "priority": {"type": "integer"}, "n": {"type": "integer"}, "prompt_tokens": {"type":
+"decode", "preempted", "paused"]}, "priority": {"type": "integer"}, "n": {"type": "integer"}, "prompt_tokens": {"type":
 "integer"}, "cached_tokens": {"type": "integer"}, "processed_tokens": {"type": "integer"}, "generated_tokens":
 {"type": "integer"}, "age_ms": {"type": "number"}, "eta_ms": {"type": "number"}}, "required": ["id", "state",
 "priority", "n", "prompt_tokens", "cached_tokens", "processed_tokens", "generated_tokens", "age_ms", "eta_ms"]},
 "RequestList": {"type": "object", "properties": {"object": {"const": "list"}, "data": {"type": "array", "items":
 {"$ref": "#/components/schemas/LiveRequest"}}, "running": {"type": "integer"}, "waiting": {"type": "integer"},
-"queued_tokens": {"type": "integer"}, "queued_work_seconds": {"type": "number"}}, "required": ["object", "data",
-"running", "waiting", "queued_tokens", "queued_work_seconds"]},
+"paused": {"type": "integer"}, "queued_tokens": {"type": "integer"}, "queued_work_seconds": {"type": "number"}},
+"required": ["object", "data", "running", "waiting", "paused", "queued_tokens", "queued_work_seconds"]},
 "Cancelled": {"type": "object", "properties": {"id": {"type": "string"}, "cancelled": {"type": "boolean"}},
 "required": ["id", "cancelled"]},
 "CancelledAll": {"type": "object", "properties": {"cancelled": {"type": "integer"}}, "required": ["cancelled"]},

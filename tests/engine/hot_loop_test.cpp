@@ -79,6 +79,11 @@ class CountingSink : public EventSink {
   int64_t tokens_ = 0;
 };
 
+struct NoObserver final : EngineCore::Observer {
+  void before_events(const EngineCore&) override {}
+  void on_done(const std::string&) override {}
+};
+
 struct Calls {
   int64_t allocations = 0, locks = 0, formats = 0;
 };
@@ -111,7 +116,8 @@ TEST(HotLoop, AWarmStepNeitherAllocatesNorLocksNorFormats) {
   testing::TestModel owner(dir.path(), {.threads = 2});
   const auto model = owner.load();
   EngineStats stats;
-  EngineCore core(*model, plan_kv(*model, testing::small_config()), 1, stats, [](const std::string&) {});
+  NoObserver observer;
+  EngineCore core(*model, plan_kv(*model, testing::small_config()), 1, stats, steady_time(), observer);
   std::mt19937 rng(5);
   std::vector<std::shared_ptr<CountingSink>> sinks;
   std::vector<int64_t> prompt_len;

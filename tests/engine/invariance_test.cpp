@@ -76,8 +76,45 @@ std::vector<Outcome> run_one_by_one(const std::filesystem::path& checkpoint, Eng
 }
 
 struct Totals {
-  uint64_t preemptions = 0, reach_freed_bytes = 0;
+  uint64_t preemptions = 0, reach_freed_bytes = 0, pauses = 0;
 };
+
+// A reader that stops reading after every few events; somebody else resumes it.
+class SlowSink : public CollectingSink {
+ public:
+  SlowSink(Engine& engine, const Request& request, uint32_t seed)
+      : CollectingSink(request.n), engine_(engine), id_(request.id), rng_(seed) {}
+  bool on_events(std::vector<Event>&& events) override {
+    if (rng_() % 8 == 0) engine_.pause(id_);
+    return CollectingSink::on_events(std::move(events));
+  }
+
+ private:
+  Engine& engine_;
+  std::string id_;
+  std::mt19937 rng_;
+};
+
+// Everything at once, each request paused again and again; resumed in a random order, sometimes for no reason.
+Totals run_with_pauses(const std::filesystem::path& checkpoint, EngineConfig config,
+                       const std::vector<Request>& requests, const std::vector<Outcome>& expected, uint32_t seed) {
+  TestModel model(checkpoint, {2});
+  Engine engine(model.load(), config, 7);
+  std::vector<std::shared_ptr<SlowSink>> sinks;
+  for (const Request& request : requests) {
+    sinks.push_back(std::make_shared<SlowSink>(engine, request, seed + static_cast<uint32_t>(sinks.size())));
+    EXPECT_EQ(engine.submit(request, sinks.back()).status, SubmitStatus::kAccepted);
+  }
+  std::mt19937 rng(seed);
+  while (!std::ranges::all_of(sinks, [](const auto& sink) { return sink->peek().done(); })) {
+    engine.resume(requests[rng() % requests.size()].id);
+    std::this_thread::yield();
+  }
+  for (size_t i = 0; i < sinks.size(); ++i) expect_same(requests[i], expected[i], sinks[i]->wait());
+  EXPECT_TRUE(engine.drain(std::chrono::seconds(60)));
+  EXPECT_EQ(engine.snapshot()->pages_used, 0);
+  return {engine.stats().preemptions.load(), engine.stats().reach_freed_bytes.load(), engine.stats().pauses.load()};
+}
 
 // Submits everything in a random order with random pauses and compares with the one-by-one runs.
 Totals run_together(const std::filesystem::path& checkpoint, EngineConfig config, const std::vector<Request>& requests,
@@ -101,7 +138,7 @@ Totals run_together(const std::filesystem::path& checkpoint, EngineConfig config
   EXPECT_TRUE(engine.drain(std::chrono::seconds(60)));
   const auto snapshot = engine.snapshot();
   EXPECT_EQ(snapshot->pages_free + snapshot->pages_cached, snapshot->pages_total);
-  return {engine.stats().preemptions.load(), engine.stats().reach_freed_bytes.load()};
+  return {engine.stats().preemptions.load(), engine.stats().reach_freed_bytes.load(), 0};
 }
 
 class Invariance : public ::testing::Test {
@@ -209,6 +246,16 @@ TEST_F(Invariance, ConstantPreemptionWithoutPrefixCache) {
   EngineConfig config = small_config(tight_memory(64, 3));
   config.prefix_cache = false;
   EXPECT_GT(run(config, 2, 2, 7), 10u);
+}
+
+TEST_F(Invariance, RandomPauses) {
+  EXPECT_GT(run_with_pauses(dir_->path(), small_config(), *requests_, *expected_, 40).pauses, 30u);
+  EngineConfig config = small_config(tight_memory(64, 3));
+  const Totals tight = run_with_pauses(dir_->path(), config, *requests_, *expected_, 41);
+  EXPECT_GT(tight.pauses, 30u);
+  config.max_num_seqs = 2;
+  config.prefix_cache = false;
+  EXPECT_GT(run_with_pauses(dir_->path(), config, *requests_, *expected_, 42).pauses, 30u);
 }
 
 TEST_F(Invariance, EveryKvDtype) {

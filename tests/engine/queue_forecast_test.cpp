@@ -50,7 +50,8 @@ class World {
   }
 
   void step() {
-    const SchedulePlan& plan = scheduler.schedule();
+    const SchedulePlan& plan =
+        scheduler.schedule(Clock::time_point(std::chrono::microseconds(static_cast<int64_t>(1e3 * now_ms))));
     kv.pending_copies().clear();
     for (const Sequence* s : plan.admitted) {
       if (!started.insert(s->arrival).second) continue;
@@ -154,14 +155,21 @@ TEST(QueueForecast, WaitsForMemoryAsTheSchedulerDoes) {
 QueueForecast one_slot(int64_t tokens) {
   QueueForecast forecast{.cost = learnt_cost(), .limits = {.max_num_seqs = 1}};
   forecast.pages_free = 1000;
-  forecast.running.push_back(
-      {.arrival = 1, .num_prompt = 10, .num_computed = 10, .num_uncomputed = 1, .limit = tokens, .certain = tokens});
+  ForecastSequence& s = forecast.running.emplace_back();
+  s.arrival = 1;
+  s.num_prompt = s.num_computed = 10;
+  s.num_uncomputed = 1;
+  s.limit = s.certain = tokens;
   return forecast;
 }
 
 ForecastSequence queued(uint64_t arrival, int64_t prompt) {
-  return {
-      .arrival = arrival, .num_prompt = prompt, .num_uncomputed = prompt, .limit = 10, .certain = 10, .queued = true};
+  ForecastSequence s;
+  s.arrival = arrival;
+  s.num_prompt = s.num_uncomputed = prompt;
+  s.limit = s.certain = 10;
+  s.queued = true;
+  return s;
 }
 
 TEST(QueueForecast, CountsWhatHasNotReachedTheEngineYet) {

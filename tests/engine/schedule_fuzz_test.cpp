@@ -36,6 +36,7 @@ struct SimSequence : Sequence {
   std::vector<uint64_t> text = {0};  // [known + 1] hash of the first i tokens
   int32_t forks_left = 0;
   int64_t cancel_at_step = -1, fail_at_step = -1;
+  int64_t pause_at_step = -1, resume_at_step = -1;
   int64_t first_own_block = 0;
   bool started = false;
 
@@ -70,7 +71,7 @@ class Simulation {
     while (created < settings_.num_requests || !live_.empty()) {
       while (created < settings_.num_requests && (live_.empty() || pick(3) == 0)) add_request(created++);
       step();
-      idle = rows_in_step_ == 0 ? idle + 1 : 0;
+      idle = rows_in_step_ == 0 && scheduler_->has_work() ? idle + 1 : 0;
       ASSERT_LT(idle, 2) << "work is left but nothing was computed";
       ASSERT_LT(steps_, 400'000) << "some request never ends";
       if (::testing::Test::HasFatalFailure()) return;
@@ -108,6 +109,7 @@ class Simulation {
     if (pick(5) == 0) s.cancel_at_step = steps_ + pick(30);
     if (pick(12) == 0) s.fail_at_step = steps_ + pick(30);
     if (pick(8) == 0) s.logits_from = 0;
+    if (pick(3) == 0) s.pause_at_step = steps_ + pick(40);
     scheduler_->add(s);
     live_.push_back(std::move(owned));
     ++created_sequences_;
@@ -123,8 +125,15 @@ class Simulation {
         end(*s, false);
       else if (s->fail_at_step == steps_)
         end(*s, true);
+      else if (s->pause_at_step == steps_) {
+        scheduler_->pause(*s);
+        s->resume_at_step = steps_ + 1 + pick(60);
+        if (pick(2)) s->pause_at_step = s->resume_at_step + pick(20);
+      } else if (s->resume_at_step == steps_) {
+        scheduler_->resume(*s);
+      }
     }
-    const SchedulePlan& plan = scheduler_->schedule();
+    const SchedulePlan& plan = scheduler_->schedule(Clock::time_point(std::chrono::milliseconds(20 * steps_)));
     for (const PageCopy& copy : kv_->pending_copies()) at(copy.to) = at(copy.from);
     kv_->pending_copies().clear();
     preemptions_ += static_cast<int64_t>(plan.preempted.size());

@@ -11,6 +11,8 @@
 namespace bam {
 namespace {
 
+using namespace std::chrono_literals;
+
 constexpr int kPage = 64;
 
 // A cost model that has seen steps which take ms_per_row for each row and nothing else.
@@ -48,9 +50,10 @@ class Harness {
 
   // Runs the plan of one step: everything scheduled is computed, who caught up gets a token or ends.
   const SchedulePlan& step() {
-    const SchedulePlan& plan = scheduler.schedule();
+    const SchedulePlan& plan = scheduler.schedule(now);
     kv.pending_copies().clear();
     ++steps;
+    now += std::chrono::microseconds(static_cast<int64_t>(1e3 * ms_per_row * static_cast<double>(plan.load.rows)));
     if (!plan.empty()) cost.observe(plan.load, ms_per_row * static_cast<double>(plan.load.rows));
     for (const ScheduledRows& rows : plan.rows) {
       Sequence& s = *rows.sequence;
@@ -77,6 +80,7 @@ class Harness {
   std::deque<Sequence> sequences;
   std::vector<const Sequence*> finished;
   int64_t steps = 0;
+  Clock::time_point now{};  // every row takes its ms_per_row
 };
 
 int64_t rows_of(const SchedulePlan& plan, const Sequence& s) {
@@ -199,20 +203,93 @@ TEST(Scheduler, BetterClassesGoFirstAndPreemptWorseOnes) {
   EXPECT_GE(low2.num_computed, 64) << "continues from its cached pages";
 }
 
-TEST(Scheduler, StarvedWorkIsPromotedAfterTheStatedNumberOfSteps) {
-  SchedulerLimits limits;
-  limits.max_num_seqs = 1;
-  Harness h(1000, limits, 0.1);
-  h.add(10, 30, 0);
-  Sequence& low = h.add(10, 5, 9);
-  int64_t waited = 0;
-  while (low.queue != Sequence::Queue::kRunning && waited < 2 * Scheduler::kPromotionSteps) {
-    h.add(10, 30, 0);  // better work never ends
-    h.step();
-    ++waited;
+TEST(Scheduler, StarvedWorkIsPromotedAfterTheStatedTimeHoweverFastTheStepsAre) {
+  for (const double ms_per_row : {0.1, 10.0}) {
+    SchedulerLimits limits;
+    limits.max_num_seqs = 1;
+    limits.promote_after = std::chrono::milliseconds(500);
+    Harness h(1000, limits, ms_per_row);
+    h.add(10, 30, 0);
+    Sequence& low = h.add(10, 5, 9);
+    while (low.queue != Sequence::Queue::kRunning && h.now < Clock::time_point(5s)) {
+      h.add(10, 30, 0);  // better work never ends
+      h.step();
+    }
+    EXPECT_GE(h.now, Clock::time_point(500ms)) << ms_per_row;
+    // The one that has the slot ends first: 10 rows and 29 more.
+    EXPECT_LE(h.now, Clock::time_point(520ms + std::chrono::milliseconds(static_cast<int64_t>(40 * ms_per_row))));
   }
-  EXPECT_GE(waited, Scheduler::kPromotionSteps);
-  EXPECT_LE(waited, Scheduler::kPromotionSteps + 40);
+}
+
+TEST(Scheduler, APausedSequenceKeepsItsPagesGetsNoRowAndIsNotStarved) {
+  SchedulerLimits limits;
+  limits.promote_after = std::chrono::milliseconds(50);
+  Harness h(100, limits, 0.1);
+  Sequence& a = h.add(100, 2000);
+  Sequence& b = h.add(100, 2000);
+  h.step();
+  h.scheduler.pause(a);
+  const int64_t pages = a.blocks.num_pages, known = a.num_known();
+  for (int i = 0; i < 1000; ++i) {
+    const SchedulePlan& plan = h.step();
+    ASSERT_EQ(rows_of(plan, a), 0);
+    ASSERT_EQ(rows_of(plan, b), 1);
+  }
+  EXPECT_EQ(a.blocks.num_pages, pages);
+  EXPECT_EQ(a.num_known(), known);
+  EXPECT_FALSE(a.promoted) << h.now.time_since_epoch().count();
+  h.scheduler.resume(a);
+  EXPECT_EQ(rows_of(h.step(), a), 1) << "goes on at once from its pages";
+  EXPECT_EQ(a.num_preemptions, 0);
+  EXPECT_FALSE(a.promoted);
+}
+
+TEST(Scheduler, APausedSequenceTakesNoSlot) {
+  SchedulerLimits limits;
+  limits.max_num_seqs = 2;
+  Harness h(100, limits, 0.1);
+  Sequence& a = h.add(10, 500);
+  Sequence& b = h.add(10, 500);
+  Sequence& c = h.add(10, 50);
+  h.step();
+  EXPECT_EQ(c.queue, Sequence::Queue::kWaiting);
+  h.scheduler.pause(a);
+  h.step();
+  EXPECT_EQ(c.queue, Sequence::Queue::kRunning);
+  h.scheduler.resume(a);  // no slot is free: it waits, first in line
+  EXPECT_EQ(a.queue, Sequence::Queue::kWaiting);
+  EXPECT_EQ(a.blocks.num_pages, 0);
+  while (!h.is_finished(c)) EXPECT_EQ(rows_of(h.step(), a), 0);
+  EXPECT_GT(rows_of(h.step(), a), 0);
+  EXPECT_GT(b.num_known(), 50);
+}
+
+// A paused sequence never holds up another one, however good its own class is.
+TEST(Scheduler, PausedSequencesGiveUpTheirPagesFirst) {
+  Harness h(10, {}, 0.1);  // ten blocks
+  Sequence& paused = h.add(300, 100, -5);
+  while (paused.num_generated() < 3) h.step();
+  h.scheduler.pause(paused);
+  EXPECT_EQ(paused.blocks.num_pages, 5);
+  Sequence& other = h.add(200, 10);
+  h.step();
+  EXPECT_EQ(paused.blocks.num_pages, 5) << "there was room for both";
+  Sequence& large = h.add(250, 300);
+  int64_t taken = 0;
+  for (int i = 0; i < 2000 && !h.is_finished(large); ++i) {
+    const SchedulePlan& plan = h.step();
+    ASSERT_EQ(rows_of(plan, paused), 0);
+    taken += static_cast<int64_t>(plan.preempted.size());
+  }
+  EXPECT_TRUE(h.is_finished(other));
+  EXPECT_TRUE(h.is_finished(large));
+  EXPECT_EQ(paused.blocks.num_pages, 0);
+  EXPECT_EQ(taken, 1) << "nobody else was preempted";
+  EXPECT_EQ(paused.queue, Sequence::Queue::kPaused);
+  h.scheduler.resume(paused);
+  for (int i = 0; i < 200 && !h.is_finished(paused); ++i) h.step();
+  EXPECT_TRUE(h.is_finished(paused));
+  EXPECT_EQ(h.kv.pool().num_used(), 0);
 }
 
 TEST(Scheduler, WhenPagesRunOutTheYoungestGoesAndEverybodyFinishes) {

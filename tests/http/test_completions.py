@@ -266,6 +266,14 @@ class Descriptions(bamtest.ServerTest):
         for line in text.splitlines():
             self.assertRegex(line, r'^(# (HELP|TYPE) .*|[a-zA-Z_:][\w:]*(\{([\w]+="([^"\\]|\\.)*",?)*\})? [-+0-9.eE]+(Inf)?)$')
 
+    def test_a_stop_string_is_counted_as_a_stop(self):
+        text = self.server.complete(max_tokens=12, ignore_eos=True, temperature=0).json()["choices"][0]["text"]
+        before = {reason: self.server.metric("bam_requests_finished_total", reason=reason) for reason in ("stop", "abort")}
+        reply = self.server.complete(max_tokens=400, ignore_eos=True, temperature=0, stop=text[-2:]).json()
+        self.assertEqual(reply["choices"][0]["finish_reason"], "stop")
+        self.wait_for(lambda: self.server.metric("bam_requests_finished_total", reason="stop") == before["stop"] + 1)
+        self.assertEqual(self.server.metric("bam_requests_finished_total", reason="abort"), before["abort"])
+
     def test_requests_slots_and_prior(self):
         self.assertEqual(self.server.get("/v1/requests").json()["data"], [])
         slots = self.server.get("/slots").json()

@@ -4,10 +4,10 @@
 import {fill, h} from './dom.js';
 import {count, percent, seconds} from './format.js';
 
-const STATES = {queued: 'waiting', prefill: 'reading', decode: 'writing', preempted: 'put back'};
+const STATES = {queued: 'waiting', prefill: 'reading', decode: 'writing', preempted: 'put back', paused: 'paused'};
 
 function describe(request) {
-  if (request.state === 'decode') {
+  if (request.state === 'decode' || (request.state === 'paused' && request.generated_tokens > 0)) {
     return `${count(request.generated_tokens)} tokens written after ${count(request.prompt_tokens)} read`;
   }
   return `${count(request.processed_tokens)} of ${count(request.prompt_tokens)} prompt tokens`;
