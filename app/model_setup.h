@@ -8,7 +8,7 @@
 #include "engine/engine.h"
 #include "kernels/backend.h"
 #include "models/tokenizer.h"
-#include "server/openai_api.h"
+#include "server/api/openai_api.h"
 
 namespace bam {
 

@@ -18,8 +18,8 @@
 #include "app/commands.h"
 #include "app/option_flags.h"
 #include "base/log.h"
-#include "server/completions.h"
-#include "server/http_server.h"
+#include "server/api/completions.h"
+#include "server/http/http_server.h"
 
 namespace bam {
 

@@ -2,7 +2,7 @@
 
 #include "app/model_setup.h"
 #include "app/serve_config.h"
-#include "server/server_context.h"
+#include "server/api/server_context.h"
 
 namespace bam {
 

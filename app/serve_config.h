@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/config.h"
-#include "server/server_config.h"
+#include "server/api/server_config.h"
 
 namespace bam {
 

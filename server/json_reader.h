@@ -10,7 +10,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "server/api_error.h"
+#include "server/api/api_error.h"
 
 namespace bam {
 

@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "server/chat_template.h"
+#include "server/jinja/chat_template.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto compiled = bam::ChatTemplate::compile(std::string(reinterpret_cast<const char*>(data), size));

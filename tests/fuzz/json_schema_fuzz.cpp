@@ -6,7 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "server/constraints/constraint.h"
+#include "server/grammar/constraint.h"
 
 namespace {
 

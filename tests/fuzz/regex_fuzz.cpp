@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "server/constraints/constraint.h"
+#include "server/grammar/constraint.h"
 
 namespace {
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Fails when an include, or a library that CMake links, goes against base <- kernels <- models <- engine <- server <- app."""
+"""Fails when an include, or a library that CMake links, goes against base <- kernels <- models <- engine <- server <- app,
+or, inside server/, against grammar, jinja <- api <- http."""
 
 import re
 import sys
@@ -8,22 +9,32 @@ from pathlib import Path
 
 from repo_files import CODE_SUFFIXES, finish, repo_files, root_from_arguments
 
-# What each folder may include of the others.
+# What each room may include of the others. A room is a folder, or one of the folders inside server/.
 ALLOWED = {
     "base": {"base"},
     "kernels": {"base", "kernels"},
     "models": {"base", "kernels", "models"},
     "engine": {"base", "kernels", "models", "engine"},
-    "server": {"base", "models", "engine", "server"},  # the server never sees a tensor
-    "app": {"base", "kernels", "models", "engine", "server", "app"},
+    "server/grammar": {"base", "server/grammar"},
+    "server/jinja": {"base", "server/jinja"},
+    "server/api": {"base", "models", "engine", "server", "server/grammar", "server/jinja", "server/api"},  # no tensors
+    "server/http": {"base", "models", "engine", "server", "server/api", "server/http"},
+    "server": {"base", "server", "server/api"},
+    "app": {"base", "kernels", "models", "engine", "server", "server/grammar", "server/jinja", "server/api", "server/http",
+            "app"},
 }
-# What CMake may link: as above, but through the engine the server's program contains the kernels.
-LINKABLE = {**ALLOWED, "server": ALLOWED["server"] | {"kernels"}}
+# What CMake may link: as above; server/ itself only adds its rooms up.
+LINKABLE = {**ALLOWED, "server": {room for room in ALLOWED if room != "app"}}
+
+# Files of server/api that still name server/http: the port empties this list.
+NAMES_HTTP = {f"server/api/{name}" for name in (
+    "completions.cpp", "completions.h", "completions_prepare.cpp", "handlers.h", "openapi.cpp", "routes.cpp",
+    "server_context.h", "CMakeLists.txt")}
 
 # Headers from outside that are at home in some places only: (what, pattern, path prefixes where it is welcome).
 OUTSIDE = [
-    ("Drogon", re.compile(r"^(drogon|trantor)/"), ("server/", "app/")),
-    ("JSON", re.compile(r"^(nlohmann|json)/"), ("models/", "server/", "app/")),
+    ("Drogon", re.compile(r"^(drogon|trantor)/"), ("server/http/",)),
+    ("JSON", re.compile(r"^(nlohmann|json)/"), ("models/", "server/grammar/", "server/api/", "server/json_reader", "app/")),
     ("CUDA", re.compile(r"^(cuda|cublas|cudnn|nv|cub/|thrust/|mma\.h|curand)"), ("kernels/cuda/",)),
     ("sentencepiece", re.compile(r"^sentencepiece"), ("models/",)),
     ("libcurl", re.compile(r"^curl/"), ("app/",)),
@@ -36,24 +47,29 @@ OUTSIDE = [
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
+def room_of(path: str) -> str | None:
+    """The longest name of ALLOWED that `path` lies in."""
+    return max((room for room in ALLOWED if path.startswith(room + "/")), key=len, default=None)
+
+
 def line_of(text: str, offset: int) -> int:
     return text.count("\n", 0, offset) + 1
 
 
 def check_include(root: Path, path: Path, quote: str, target: str) -> str | None:
     """What is wrong with one include of `path`, or None."""
-    folder, target_folder = path.parts[0], target.split("/")[0]
+    room, target_room = room_of(path.as_posix()), room_of(target)
     if ".." in target.split("/"):
         return f"relative include {target}: write it from the root"
-    if target_folder in ALLOWED:
-        if target_folder not in ALLOWED[folder]:
-            return f"{folder} must not include {target}"
+    if target_room:
+        if target_room not in ALLOWED[room] and not (target_room == "server/http" and path.as_posix() in NAMES_HTTP):
+            return f"{room} must not include {target}"
         if not (root / target).exists():
             return f"{target} does not exist"
         return None
     for what, pattern, welcome in OUTSIDE:
         if pattern.search(target) and not path.as_posix().startswith(welcome):
-            return f"a {what} header ({target}) does not belong in {folder}"
+            return f"a {what} header ({target}) does not belong in {room}"
     if quote == '"' and (root / path.parent / target).exists():
         return f"include {target} from the root: {(path.parent / target).as_posix()}"
     return None
@@ -62,8 +78,8 @@ def check_include(root: Path, path: Path, quote: str, target: str) -> str | None
 def check_tree(root: Path) -> tuple[int, list[str]]:
     looked_at, problems = 0, []
     for path in repo_files(root):
-        folder = path.parts[0]
-        if folder not in ALLOWED:
+        room = room_of(path.as_posix())
+        if not room:
             continue
         if path.suffix in CODE_SUFFIXES:
             looked_at += 1
@@ -74,9 +90,10 @@ def check_tree(root: Path) -> tuple[int, list[str]]:
                     problems.append(f"{path}:{line_of(text, match.start())}: {problem}")
         elif path.name == "CMakeLists.txt":
             text = re.sub(r"#.*", "", (root / path).read_text(encoding="utf-8"))
-            for match in re.finditer(r"\bbam_([a-z]+)\b", text):
-                if match[1] in ALLOWED and match[1] not in LINKABLE[folder]:
-                    problems.append(f"{path}:{line_of(text, match.start())}: {folder} must not link bam_{match[1]}")
+            for match in re.finditer(r"\bbam_([a-z_]+)\b", text):
+                linked = room_of(match[1].replace("_", "/") + "/")
+                if linked and linked not in LINKABLE[room] and not (linked == "server/http" and path.as_posix() in NAMES_HTTP):
+                    problems.append(f"{path}:{line_of(text, match.start())}: {room} must not link bam_{match[1]}")
     return looked_at, problems
 
 
@@ -92,15 +109,23 @@ SELF_TEST = [
     ("engine/json.cpp", "// why\n#include <nlohmann/json.hpp>\n", "engine/json.cpp:2: a JSON header"),
     ("engine/http.cpp", "#include <drogon/drogon.h>\n", "Drogon header"),
     ("engine/gpu.cpp", "#include <cublasLt.h>\n", "CUDA header"),
-    ("server/tensor.cpp", '#include "kernels/tensor.h"\n', "server must not include kernels/tensor.h"),
-    ("server/ok.cpp", "#include <drogon/drogon.h>\n#include <nlohmann/json.hpp>\n// #include \"app/x.h\"\n", None),
-    ("server/regex.cpp", "#include <regex>\n", "regular-expression header"),
+    ("server/api/tensor.cpp", '#include "kernels/tensor.h"\n', "server/api must not include kernels/tensor.h"),
+    ("server/api/ok.cpp", "#include <nlohmann/json.hpp>\n// #include \"app/x.h\"\n", None),
+    ("server/api/drogon.cpp", "#include <drogon/drogon.h>\n", "Drogon header"),
+    ("server/api/up.cpp", '#include "server/http/ok.h"\n', "server/api must not include server/http/ok.h"),
+    ("server/http/ok.h", '#include <trantor/net/EventLoop.h>\n#include "server/api/drogon.cpp"\n', None),
+    ("server/grammar/tokenizer.cpp", '#include "models/ok.h"\n', "server/grammar must not include models/ok.h"),
+    ("server/grammar/regex.cpp", "#include <regex>\n", "regular-expression header"),
+    ("server/jinja/json.cpp", "#include <nlohmann/json.hpp>\n", "JSON header"),
     ("models/relative.cpp", '#include "../base/error.h"\n', "write it from the root"),
     ("models/beside.cpp", '#include "beside.h"\n', "from the root: models/beside.h"),
     ("models/beside.h", "", None),
     ("models/gone.cpp", '#include "base/gone.h"\n', "base/gone.h does not exist"),
     ("models/CMakeLists.txt", "bam_library(models DEPS bam_kernels bam_engine)\n", "models must not link bam_engine"),
-    ("server/CMakeLists.txt", "bam_library(server DEPS bam_engine) # not bam_app\n", None),
+    ("server/CMakeLists.txt", "target_link_libraries(bam_server INTERFACE bam_server_http) # not bam_app\n", None),
+    ("server/grammar/CMakeLists.txt", "bam_library(server_grammar DEPS bam_base bam_server_api)\n",
+     "server/grammar must not link bam_server_api"),
+    ("server/http/CMakeLists.txt", "bam_library(server_http DEPS bam_server_api bam_app)\n", "must not link bam_app"),
 ]
 
 

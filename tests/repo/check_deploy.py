@@ -40,7 +40,7 @@ def settings() -> set[str]:
 
 def metrics() -> set[str]:
     """Names that the server publishes, with the endings of histograms."""
-    source = read("server/metrics.cpp")
+    source = read("server/api/metrics.cpp")
     names = set(re.findall(r'\.(?:single|header)\("(\w+)"', source))
     for name in re.findall(r'\.histogram\("(\w+)"', source):
         names |= {name + ending for ending in ("_bucket", "_sum", "_count")}

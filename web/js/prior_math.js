@@ -96,7 +96,7 @@ export class Distribution {
   }
 }
 
-// The server's classes (server/metrics.cpp): by the exponent alone.
+// The server's classes (server/api/metrics.cpp): by the exponent alone.
 const FLAT = 0.02;
 export function headClass(beta) {
   if (beta < -FLAT) return 'retrieval';

@@ -1,0 +1,122 @@
+#include "server/api/choice_decoder.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "base/utf8.h"
+
+namespace bam {
+
+namespace {
+
+bool contains(const std::vector<int32_t>& ids, int32_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+}  // namespace
+
+int64_t count_characters(std::string_view text) {
+  return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; });
+}
+
+std::string token_text(const Tokenizer& tokenizer, int32_t id) {
+  if (tokenizer.is_special(id)) return tokenizer.piece(id);
+  const std::string& bytes = tokenizer.token_bytes(id);
+  if (is_valid_utf8(bytes)) return bytes;
+  std::string text = "bytes:";
+  for (const char c : bytes) text += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+  return text;
+}
+
+ChoiceDecoder::ChoiceDecoder(const Tokenizer& tokenizer, const DecodeOptions& options, int64_t first_offset)
+    : tokenizer_(tokenizer),
+      options_(options),
+      detokenizer_(tokenizer, options.at_text_start),
+      matcher_(options.stop),
+      decoded_(first_offset),
+      released_(first_offset) {}
+
+void ChoiceDecoder::push(int32_t token, std::optional<TokenLogprobs> logprobs) {
+  if (finished_ || stopped_) return;
+  ++num_tokens_;
+  Pending& pending = pending_.emplace_back();
+  pending.record.id = token;
+  pending.record.logprobs = std::move(logprobs);
+  pending.record.text_offset = decoded_;
+  std::string text;
+  const bool is_stop = contains(options_.stop_ids, token);
+  if (is_stop) {
+    // The token that ends the text is not part of it, unless asked for (an EOS has no text anyway).
+    if (!contains(options_.eos_ids, token)) stop_reason_ = token;
+    if (options_.include_stop_str) text = detokenizer_.push(token);
+  } else {
+    text = detokenizer_.push(token);
+  }
+  decoded_ += count_characters(text);
+  // Bytes of an unfinished character show up with a later token: at least one more character.
+  const bool incomplete =
+      text.empty() && !tokenizer_.is_special(token) && !is_stop && !tokenizer_.token_bytes(token).empty();
+  pending.end = decoded_ + (incomplete ? 1 : 0);
+  emit(text);
+}
+
+void ChoiceDecoder::emit(std::string_view text) {
+  std::string certain = matcher_.push(text);
+  if (matcher_.matched()) {
+    stopped_ = true;
+    finished_ = true;
+    finish_reason_ = "stop";
+    stop_reason_ = *matcher_.matched();
+    released_ += count_characters(certain);
+    // Tokens that began before the stop string stay; those inside it never existed for the client.
+    while (!pending_.empty() && pending_.back().record.text_offset >= released_ && !options_.include_stop_str) {
+      pending_.pop_back();
+    }
+    if (options_.include_stop_str) certain += *matcher_.matched();
+    for (Pending& pending : pending_) delta_.tokens.push_back(std::move(pending.record));
+    pending_.clear();
+    delta_.text += certain;
+    return;
+  }
+  released_ += count_characters(certain);
+  delta_.text += certain;
+  release_records();
+}
+
+void ChoiceDecoder::release_records() {
+  while (!pending_.empty() && pending_.front().end <= released_) {
+    delta_.tokens.push_back(std::move(pending_.front().record));
+    pending_.pop_front();
+  }
+}
+
+void ChoiceDecoder::finish(FinishReason reason) {
+  if (finished_) return;
+  const std::string rest = detokenizer_.flush();
+  decoded_ += count_characters(rest);
+  for (Pending& pending : pending_) pending.end = std::min(pending.end, decoded_);
+  emit(rest);
+  if (finished_) return;  // the last characters completed a stop string
+  const std::string held = matcher_.flush();
+  released_ += count_characters(held);
+  delta_.text += held;
+  release_records();
+  finished_ = true;
+  switch (reason) {
+    case FinishReason::kStop: finish_reason_ = "stop"; break;
+    case FinishReason::kLength: finish_reason_ = "length"; break;
+    case FinishReason::kCancelled: finish_reason_ = "abort"; break;
+    case FinishReason::kTimeout:
+    case FinishReason::kError: finish_reason_ = "error"; break;
+  }
+  if (reason != FinishReason::kStop) stop_reason_ = std::monostate{};
+}
+
+ChoiceDelta ChoiceDecoder::take() {
+  ChoiceDelta delta;
+  std::swap(delta, delta_);
+  return delta;
+}
+
+}  // namespace bam

@@ -1,0 +1,165 @@
+#include <fmt/format.h>
+
+#include "server/api/handlers.h"
+#include "server/api/openapi.h"
+#include "server/api/web_assets.h"
+
+namespace bam {
+
+namespace {
+
+OrderedJson model_json(const ServerContext& context, const ServingModel& model, const std::string& name) {
+  const Engine& engine = model.engine;
+  const ModelConfig& config = engine.model_config();
+  return {{"id", name},
+          {"object", "model"},
+          {"created", model.created},
+          {"owned_by", "bam"},
+          {"root", context.config.served_model_names.front()},
+          {"max_model_len", engine.config().max_model_len},
+          {"meta",
+           {{"vocab_size", config.vocab_size},
+            {"num_parameters", model.num_parameters},
+            {"size_bytes", model.weight_bytes},
+            {"training_context", config.max_position_embeddings},
+            {"position_encoding", position_encoding_name(config.position_encoding)},
+            {"weight_dtype", model.weight_dtype},
+            {"device", model.device},
+            {"chat", model.chat_template.has_value()}}}};
+}
+
+struct Readiness {
+  bool ready = false;
+  const char* state = "ok";
+};
+
+Readiness readiness(const ServerContext& context) {
+  const ServingModel* model = context.model.load(std::memory_order_acquire);
+  if (context.draining.load(std::memory_order_relaxed)) return {false, "draining"};
+  if (!model) return {false, "loading"};
+  if (!model->engine.healthy()) return {false, "stalled"};
+  return {true, "ok"};
+}
+
+}  // namespace
+
+void handle_models(ServerContext& context, ExchangePtr exchange) {
+  const ServingModel& model = *context.model.load(std::memory_order_acquire);
+  OrderedJson list = OrderedJson::array();
+  for (const std::string& name : context.config.served_model_names) list.push_back(model_json(context, model, name));
+  exchange->reply_json(dump_json({{"object", "list"}, {"data", std::move(list)}}));
+}
+
+void handle_model(ServerContext& context, ExchangePtr exchange) {
+  const ServingModel& model = *context.model.load(std::memory_order_acquire);
+  for (const std::string& name : context.config.served_model_names) {
+    if (name == exchange->path_parameter) {
+      exchange->reply_json(dump_json(model_json(context, model, name)));
+      return;
+    }
+  }
+  exchange->reply(ApiError::not_found(
+      fmt::format("The model '{}' does not exist.", exchange->path_parameter.substr(0, 200)), "model_not_found"));
+}
+
+void handle_livez(ServerContext&, ExchangePtr exchange) { exchange->reply_json(R"({"status":"ok"})"); }
+
+void handle_readyz(ServerContext& context, ExchangePtr exchange) {
+  const Readiness now = readiness(context);
+  exchange->reply(HttpReply{.status = now.ready ? 200 : 503, .body = fmt::format(R"({{"status":"{}"}})", now.state)});
+}
+
+void handle_health(ServerContext& context, ExchangePtr exchange) {
+  const Readiness now = readiness(context);
+  OrderedJson json{{"status", now.state}};
+  json["uptime_seconds"] =
+      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - context.started).count();
+  if (const ServingModel* model = context.model.load(std::memory_order_acquire)) {
+    const auto snapshot = model->engine.snapshot();
+    json["model"] = context.config.served_model_names.front();
+    json["running"] = snapshot->running;
+    json["waiting"] = snapshot->waiting;
+    json["queued_tokens"] = snapshot->queued_tokens;
+    json["queued_work_seconds"] = snapshot->queued_work_s;
+    json["last_step_age_seconds"] = snapshot->last_step_age_s;
+    json["kv_pages"] = {{"total", snapshot->pages_total},
+                        {"free", snapshot->pages_free},
+                        {"cached", snapshot->pages_cached},
+                        {"used", snapshot->pages_used}};
+  }
+  json["connections"] = context.connections.open_connections();
+  exchange->reply(HttpReply{.status = now.ready ? 200 : 503, .body = dump_json(json)});
+}
+
+void handle_metrics(ServerContext& context, ExchangePtr exchange) {
+  const ServingModel* model = context.model.load(std::memory_order_acquire);
+  const MetricsInput input{.http = context.metrics,
+                           .engine = model ? &model->engine : nullptr,
+                           .model_name = context.config.served_model_names.front(),
+                           .open_connections = context.connections.open_connections(),
+                           .timed_out_connections = context.connections.timed_out(),
+                           .refused_connections = context.connections.refused(),
+                           .malformed_connections = context.connections.malformed(),
+                           .failed_connections = context.connections.failed(),
+                           .vllm_names = context.config.vllm_metrics};
+  exchange->reply(HttpReply{.body = format_metrics(input), .content_type = "text/plain; version=0.0.4; charset=utf-8"});
+}
+
+void handle_version(ServerContext& context, ExchangePtr exchange) {
+  exchange->reply_json(dump_json({{"version", context.version}, {"server", "bam"}}));
+}
+
+void handle_props(ServerContext& context, ExchangePtr exchange) {
+  const ServingModel& model = *context.model.load(std::memory_order_acquire);
+  const Engine& engine = model.engine;
+  const EngineConfig& resolved = engine.config();
+  OrderedJson json;
+  json["version"] = context.version;
+  json["config"] = OrderedJson::parse(context.props_json);
+  json["model"] = model_json(context, model, context.config.served_model_names.front());
+  json["engine"] = {{"kv_dtype", dtype_name(resolved.kv_dtype)},         {"kv_memory_bytes", resolved.kv_memory_bytes},
+                    {"capacity_tokens", engine.capacity_tokens()},       {"page_size", resolved.page_size},
+                    {"max_model_len", resolved.max_model_len},           {"max_num_seqs", resolved.max_num_seqs},
+                    {"max_batched_tokens", resolved.max_batched_tokens}, {"prefix_cache", resolved.prefix_cache}};
+  json["default_generation_settings"] = {{"temperature", model.defaults.temperature},
+                                         {"top_p", model.defaults.top_p},
+                                         {"top_k", model.defaults.top_k},
+                                         {"min_p", model.defaults.min_p},
+                                         {"repetition_penalty", model.defaults.repetition_penalty},
+                                         {"n_ctx", resolved.max_model_len}};
+  json["total_slots"] = resolved.max_num_seqs;
+  json["chat_template"] = model.chat_template ? OrderedJson(model.tokenizer.chat_template()) : OrderedJson();
+  exchange->reply_json(dump_json(json));
+}
+
+void handle_openapi(ServerContext& context, ExchangePtr exchange) {
+  static const std::string document = openapi_document(context.version);
+  exchange->reply_json(document);
+}
+
+void handle_asset(ServerContext&, ExchangePtr exchange) {
+  for (const WebAsset& asset : web_assets()) {
+    if (asset.path != exchange->path) continue;
+    HttpReply reply;
+    reply.headers.emplace_back("etag", asset.etag);
+    reply.headers.emplace_back("cache-control", "no-cache");
+    // The page needs nothing from anywhere else, so nothing else may run in it.
+    reply.headers.emplace_back("content-security-policy",
+                               "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+                               "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+                               "frame-ancestors 'none'");
+    reply.headers.emplace_back("x-content-type-options", "nosniff");
+    reply.headers.emplace_back("referrer-policy", "no-referrer");
+    if (exchange->header("if-none-match") == asset.etag) {
+      reply.status = 304;
+    } else {
+      reply.content_type = asset.content_type;
+      reply.body = asset.data;
+    }
+    exchange->reply(std::move(reply));
+    return;
+  }
+  exchange->reply(ApiError::not_found("There is no such page."));
+}
+
+}  // namespace bam

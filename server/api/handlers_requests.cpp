@@ -1,0 +1,155 @@
+#include <fmt/format.h>
+
+#include "server/api/completions.h"
+#include "server/api/handlers.h"
+
+namespace bam {
+
+namespace {
+
+const char* state_name(RequestState state) {
+  switch (state) {
+    case RequestState::kQueued: return "queued";
+    case RequestState::kPrefill: return "prefill";
+    case RequestState::kDecode: return "decode";
+    case RequestState::kPreempted: return "preempted";
+    case RequestState::kPaused: return "paused";
+  }
+  return "unknown";
+}
+
+// The job that an engine request belongs to: "ID", or "ID-3" for the fourth prompt of a request.
+std::shared_ptr<GenerationJob> find_job(const ServerContext& context, const std::string& engine_id) {
+  if (auto job = context.jobs.find(engine_id)) return job;
+  const size_t dash = engine_id.rfind('-');
+  return dash == std::string::npos ? nullptr : context.jobs.find(engine_id.substr(0, dash));
+}
+
+// With several keys, a caller sees and cancels its own requests only.
+bool may_touch(const ServerContext& context, const Caller& caller, const GenerationJob* job) {
+  if (caller.admin || context.config.api_keys.size() < 2) return true;
+  return job && job->caller().key == caller.key;
+}
+
+ApiResult<std::string> snapshot_name(FieldReader& fields) {
+  const std::string name = fields.text("name", 128).value_or("");
+  if (fields.ok() && !is_valid_request_id(name)) {
+    fields.fail("name", "'name' must be 1 to 128 of the characters A-Z a-z 0-9 . _ : -");
+  }
+  if (!fields.ok()) return fields.error();
+  return name;
+}
+
+void reply_result(Exchange& exchange, const Result<std::string>& result) {
+  if (!result) return exchange.reply(ApiError::invalid(result.error().what()));
+  exchange.reply_json(dump_json({{"status", "ok"}, {"message", *result}}));
+}
+
+}  // namespace
+
+void handle_requests(ServerContext& context, ExchangePtr exchange) {
+  const ServingModel& model = *context.model.load(std::memory_order_acquire);
+  const auto snapshot = model.engine.snapshot();
+  OrderedJson list = OrderedJson::array();
+  for (const LiveRequest& live : snapshot->requests) {
+    if (!may_touch(context, exchange->caller, find_job(context, live.id).get())) continue;
+    list.push_back({{"id", live.id},
+                    {"state", state_name(live.state)},
+                    {"priority", live.priority},
+                    {"n", live.n},
+                    {"prompt_tokens", live.prompt_tokens},
+                    {"cached_tokens", live.cached_tokens},
+                    {"processed_tokens", live.processed_tokens},
+                    {"generated_tokens", live.generated_tokens},
+                    {"age_ms", live.age_ms},
+                    {"eta_ms", live.eta_ms}});
+  }
+  exchange->reply_json(dump_json({{"object", "list"},
+                                  {"data", std::move(list)},
+                                  {"running", snapshot->running},
+                                  {"waiting", snapshot->waiting},
+                                  {"paused", snapshot->paused},
+                                  {"queued_tokens", snapshot->queued_tokens},
+                                  {"queued_work_seconds", snapshot->queued_work_s}}));
+}
+
+// llama.cpp's shape: one entry per sequence that may run at a time.
+void handle_slots(ServerContext& context, ExchangePtr exchange) {
+  const ServingModel& model = *context.model.load(std::memory_order_acquire);
+  const auto snapshot = model.engine.snapshot();
+  OrderedJson list = OrderedJson::array();
+  const int64_t slots = model.engine.config().max_num_seqs;
+  for (const LiveRequest& live : snapshot->requests) {
+    if (live.state == RequestState::kQueued || static_cast<int64_t>(list.size()) >= slots) continue;
+    if (!may_touch(context, exchange->caller, find_job(context, live.id).get())) continue;
+    list.push_back({{"id", list.size()},
+                    {"id_task", live.id},
+                    {"n_ctx", model.engine.config().max_model_len},
+                    {"is_processing", true},
+                    {"state", state_name(live.state)},
+                    {"n_prompt_tokens", live.prompt_tokens},
+                    {"n_prompt_tokens_processed", live.processed_tokens},
+                    {"n_prompt_tokens_cache", live.cached_tokens},
+                    {"n_decoded", live.generated_tokens}});
+  }
+  while (static_cast<int64_t>(list.size()) < slots) {
+    list.push_back({{"id", list.size()},
+                    {"id_task", nullptr},
+                    {"n_ctx", model.engine.config().max_model_len},
+                    {"is_processing", false}});
+  }
+  exchange->reply_json(dump_json(list));
+}
+
+void handle_cancel(ServerContext& context, ExchangePtr exchange) {
+  auto job = find_job(context, exchange->path_parameter);
+  if (!job || !may_touch(context, exchange->caller, job.get())) {
+    return exchange->reply(ApiError::not_found(
+        fmt::format("No request '{}' is running.", exchange->path_parameter.substr(0, 200)), "request_not_found"));
+  }
+  job->cancel();
+  exchange->reply_json(dump_json({{"id", job->id()}, {"cancelled", true}}));
+}
+
+void handle_cancel_all(ServerContext& context, ExchangePtr exchange) {
+  const auto jobs = context.jobs.all();
+  for (const auto& job : jobs) job->cancel();
+  exchange->reply_json(dump_json({{"cancelled", jobs.size()}}));
+}
+
+void handle_kv_save(ServerContext& context, ExchangePtr exchange) {
+  const ServingModel& model = *context.model.load(std::memory_order_acquire);
+  auto body = parse_json_object(exchange->body);
+  if (!body) return exchange->reply(body.error());
+  FieldReader fields(*body);
+  auto name = snapshot_name(fields);
+  if (!name) return exchange->reply(name.error());
+  std::vector<int32_t> tokens;
+  if (const Json* ids = fields.raw("tokens")) {
+    if (!ids->is_array()) fields.fail("tokens", "'tokens' must be an array of token ids.");
+    if (auto list = fields.ok() ? read_token_ids(fields, "tokens", *ids) : std::nullopt) tokens = *std::move(list);
+  } else if (auto text = fields.text("prompt", SIZE_MAX)) {
+    tokens = model.tokenizer.encode(*text, fields.boolean("add_special_tokens").value_or(true));
+  }
+  const std::string salt = fields.text("cache_salt", limits::kCacheSaltBytes).value_or("");
+  if (fields.ok() && tokens.empty()) fields.fail("prompt", "'prompt' or 'tokens' is missing.");
+  if (!fields.ok()) return exchange->reply(fields.error());
+  for (const int32_t id : tokens) {
+    if (id >= model.engine.model_config().vocab_size) {
+      return exchange->reply(ApiError::invalid(fmt::format("'tokens': {} is no token id.", id), "tokens"));
+    }
+  }
+  reply_result(*exchange, model.engine.save_snapshot(*name, tokens, salt));
+}
+
+void handle_kv_restore(ServerContext& context, ExchangePtr exchange) {
+  const ServingModel& model = *context.model.load(std::memory_order_acquire);
+  auto body = parse_json_object(exchange->body);
+  if (!body) return exchange->reply(body.error());
+  FieldReader fields(*body);
+  auto name = snapshot_name(fields);
+  if (!name) return exchange->reply(name.error());
+  reply_result(*exchange, model.engine.restore_snapshot(*name));
+}
+
+}  // namespace bam

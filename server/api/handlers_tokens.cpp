@@ -1,0 +1,104 @@
+#include <fmt/format.h>
+
+#include "server/api/choice_decoder.h"
+#include "server/api/handlers.h"
+
+namespace bam {
+
+namespace {
+
+// The text of a /tokenize request in any of its forms, and how to read it.
+struct TokenizeInput {
+  std::string text;
+  bool add_special = true;
+  bool parse_special = false;
+};
+
+ApiResult<TokenizeInput> read_tokenize(const ServingModel& model, FieldReader& fields) {
+  TokenizeInput input;
+  const auto add_special = fields.boolean("add_special_tokens");
+  if (fields.has("messages")) {
+    const auto messages = read_messages(fields, "messages");
+    const bool generation = fields.boolean("add_generation_prompt").value_or(true);
+    if (!fields.ok()) return fields.error();
+    if (!model.chat_template) {
+      return ApiError::invalid("Chat is not available: " + model.chat_template_error, "messages", "no_chat_template");
+    }
+    auto rendered = model.chat_template->render(messages, {.bos_token = model.tokenizer.bos_token(),
+                                                           .eos_token = model.tokenizer.eos_token(),
+                                                           .add_generation_prompt = generation});
+    if (!rendered) return ApiError::invalid(rendered.error().what(), "messages");
+    input.text = *rendered;
+    input.add_special = add_special.value_or(false);
+    input.parse_special = true;
+    return input;
+  }
+  const char* key = fields.has("prompt") ? "prompt" : "content";
+  const auto text = fields.text(key, SIZE_MAX);
+  if (fields.ok() && !text) fields.fail("prompt", "'prompt', 'content' or 'messages' is missing.");
+  if (!fields.ok()) return fields.error();
+  input.text = *text;
+  input.add_special = add_special.value_or(true);
+  return input;
+}
+
+}  // namespace
+
+void handle_tokenize(ServerContext& context, ExchangePtr exchange) {
+  const ServingModel& model = *context.model.load(std::memory_order_acquire);
+  auto body = parse_json_object(exchange->body);
+  if (!body) return exchange->reply(body.error());
+  FieldReader fields(*body);
+  const bool with_strings = fields.boolean("return_token_strs").value_or(false);
+  auto input = read_tokenize(model, fields);
+  if (!input) return exchange->reply(input.error());
+  const std::vector<int32_t> ids = model.tokenizer.encode(input->text, input->add_special, input->parse_special);
+  OrderedJson json{{"tokens", ids}, {"count", ids.size()}, {"max_model_len", model.engine.config().max_model_len}};
+  if (with_strings) {
+    OrderedJson strings = OrderedJson::array();
+    for (const int32_t id : ids) strings.push_back(token_text(model.tokenizer, id));
+    json["token_strs"] = std::move(strings);
+  }
+  exchange->reply_json(dump_json(json));
+}
+
+void handle_detokenize(ServerContext& context, ExchangePtr exchange) {
+  const ServingModel& model = *context.model.load(std::memory_order_acquire);
+  auto body = parse_json_object(exchange->body);
+  if (!body) return exchange->reply(body.error());
+  FieldReader fields(*body);
+  const Json* list = fields.raw("tokens");
+  if (fields.ok() && (!list || !list->is_array())) fields.fail("tokens", "'tokens' must be an array of token ids.");
+  std::optional<std::vector<int32_t>> ids;
+  if (fields.ok()) ids = read_token_ids(fields, "tokens", *list);
+  const bool skip_special = fields.boolean("skip_special_tokens").value_or(true);
+  if (!fields.ok()) return exchange->reply(fields.error());
+  for (const int32_t id : *ids) {
+    if (id >= model.tokenizer.vocab_size()) {
+      return exchange->reply(ApiError::invalid(
+          fmt::format("'tokens': {} is no token id; the vocabulary has {} tokens.", id, model.tokenizer.vocab_size()),
+          "tokens"));
+    }
+  }
+  const std::string text = model.tokenizer.decode(*ids, skip_special);
+  exchange->reply_json(dump_json({{"prompt", text}, {"content", text}}));
+}
+
+void handle_tokenizer_info(ServerContext& context, ExchangePtr exchange) {
+  const ServingModel& model = *context.model.load(std::memory_order_acquire);
+  const Tokenizer& tokenizer = model.tokenizer;
+  const auto id_or_null = [](int32_t id) { return id < 0 ? OrderedJson() : OrderedJson(id); };
+  exchange->reply_json(dump_json(
+      {{"tokenizer_class", "sentencepiece"},
+       {"vocab_size", tokenizer.vocab_size()},
+       {"bos_token", tokenizer.bos_token()},
+       {"bos_token_id", id_or_null(tokenizer.bos_id())},
+       {"eos_token", tokenizer.eos_token()},
+       {"eos_token_id", id_or_null(tokenizer.eos_id())},
+       {"eos_token_ids", model.engine.model_config().eos_token_ids},
+       {"add_bos_token", tokenizer.add_bos()},
+       {"max_model_len", model.engine.config().max_model_len},
+       {"chat_template", tokenizer.chat_template().empty() ? OrderedJson() : OrderedJson(tokenizer.chat_template())}}));
+}
+
+}  // namespace bam

@@ -1,0 +1,97 @@
+// OpenAI's requests as typed, range-checked values. Nothing here knows HTTP, tokens' texts or the engine's state.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "engine/request.h"
+#include "server/api/api_error.h"
+#include "server/jinja/chat_template.h"
+#include "server/json_reader.h"
+
+namespace bam {
+
+// Caps on everything that a client controls. Body size and queue limits are configuration; these are not.
+namespace limits {
+inline constexpr size_t kPrompts = 64;
+inline constexpr int64_t kChoices = 16;
+inline constexpr size_t kStopStrings = 16;
+inline constexpr size_t kStopStringBytes = 1024;
+inline constexpr size_t kStopTokenIds = 256;
+inline constexpr size_t kBiasEntries = 1024;
+inline constexpr int64_t kLogprobs = 20;
+inline constexpr size_t kMessages = 4096;
+inline constexpr size_t kSchemaBytes = 64 * 1024;
+inline constexpr size_t kRegexBytes = 8 * 1024;
+inline constexpr size_t kChoiceConstraints = 1024;
+inline constexpr size_t kChoiceConstraintBytes = 64 * 1024;
+inline constexpr size_t kRequestIdBytes = 128;
+inline constexpr size_t kCacheSaltBytes = 256;
+inline constexpr int64_t kMaxTokens = int64_t{1} << 40;  // far above any context; the real limit needs the prompt
+}  // namespace limits
+
+enum class ApiKind : uint8_t { kCompletion, kChat };
+
+// A prompt as text or as token ids.
+using PromptInput = std::variant<std::string, std::vector<int32_t>>;
+
+struct ConstraintSpec {
+  enum class Kind : uint8_t { kNone, kJsonObject, kJsonSchema, kRegex, kChoice };
+  Kind kind = Kind::kNone;
+  std::string text;  // schema or pattern
+  std::vector<std::string> choices;
+  std::string param;  // the field it came from, for errors
+};
+
+// What a request means when it leaves sampling fields out (generation_config.json).
+struct SamplingDefaults {
+  float temperature = 1.0f;
+  float top_p = 1.0f;
+  int32_t top_k = 0;
+  float min_p = 0.0f;
+  float repetition_penalty = 1.0f;
+};
+
+struct GenerationRequest {
+  ApiKind kind = ApiKind::kCompletion;
+  std::optional<std::string> model;
+  std::vector<PromptInput> prompts;   // kCompletion
+  std::vector<ChatMessage> messages;  // kChat
+  bool add_generation_prompt = true;
+  std::optional<int64_t> max_tokens;
+  SamplingParams sampling;  // max_tokens is set once the prompt's length is known
+  int32_t n = 1;
+  std::vector<std::string> stop;
+  bool include_stop_str_in_output = false;
+  std::optional<int32_t> prompt_logprobs;  // vLLM's field of that name
+  bool echo = false;
+  bool stream = false;
+  bool include_usage = false;
+  bool continuous_usage_stats = false;
+  bool return_token_ids = false;
+  bool return_progress = false;
+  ConstraintSpec constraint;
+  int32_t priority = 0;
+  std::string cache_salt;
+  std::string request_id;  // empty: none given
+  std::optional<double> timeout_s;
+  std::optional<int64_t> truncate_prompt_tokens;  // -1: to what fits
+  std::optional<bool> add_special_tokens;
+  std::vector<std::string> ignored_fields;
+
+  bool wants_logprobs() const { return sampling.num_logprobs >= 0; }
+};
+
+ApiResult<GenerationRequest> parse_generation_request(const Json& body, ApiKind kind, const SamplingDefaults& defaults);
+
+// "messages" of a chat or /tokenize request.
+std::vector<ChatMessage> read_messages(FieldReader& reader, const std::string& key);
+// An array of token ids; range is checked against the vocabulary later, where it is known.
+std::optional<std::vector<int32_t>> read_token_ids(FieldReader& reader, const std::string& key, const Json& array);
+// Ids that clients may choose: 1-128 of A-Z a-z 0-9 . _ : -
+bool is_valid_request_id(std::string_view id);
+
+}  // namespace bam

@@ -1,0 +1,66 @@
+#include <fmt/format.h>
+
+#include "server/api/openai_api.h"
+
+namespace bam {
+
+namespace {
+
+// Text of a message: a string, null, or a list of {"type": "text", "text": ...} parts.
+std::string read_content(FieldReader& message, const std::string& key) {
+  const Json* content = message.raw(key);
+  if (!content) return {};
+  if (content->is_string()) return content->get<std::string>();
+  if (!content->is_array()) {
+    message.fail(key, fmt::format("'{}' must be a string or an array of text parts.", message.name_of(key)));
+    return {};
+  }
+  std::string text;
+  for (const Json& part : *content) {
+    const std::string type =
+        part.is_object() && part.contains("type") && part["type"].is_string() ? part["type"].get<std::string>() : "";
+    if (type != "text" || !part.contains("text") || !part["text"].is_string()) {
+      message.fail(key,
+                   type.empty() || type == "text"
+                       ? fmt::format("'{}' must hold {{\"type\": \"text\", \"text\": …}} parts.", message.name_of(key))
+                       : fmt::format("'{}' has a part of type '{}'; this model reads text only.", message.name_of(key),
+                                     type.substr(0, 40)));
+      return {};
+    }
+    text += part["text"].get_ref<const std::string&>();
+  }
+  return text;
+}
+
+}  // namespace
+
+std::vector<ChatMessage> read_messages(FieldReader& reader, const std::string& key) {
+  std::vector<ChatMessage> messages;
+  const Json* list = reader.array(key, limits::kMessages);
+  if (!list || list->empty()) {
+    reader.fail(key, fmt::format("'{}' is missing or empty.", key));
+    return messages;
+  }
+  for (size_t i = 0; i < list->size(); ++i) {
+    const std::string name = fmt::format("{}[{}]", key, i);
+    if (!(*list)[i].is_object()) {
+      reader.fail(key, fmt::format("'{}' must be an object with 'role' and 'content'.", name));
+      return messages;
+    }
+    FieldReader fields((*list)[i], name);
+    ChatMessage message;
+    message.role = fields.text("role", 64).value_or("");
+    if (fields.ok() && message.role.empty()) fields.fail("role", fmt::format("'{}.role' is missing.", name));
+    if (message.role == "tool" || message.role == "function" || fields.has("tool_calls") ||
+        fields.has("function_call")) {
+      fields.fail("role", fmt::format("'{}' takes part in a tool call, which is not supported.", name));
+    }
+    message.content = read_content(fields, "content");
+    reader.adopt(fields);
+    if (!reader.ok()) return messages;
+    messages.push_back(std::move(message));
+  }
+  return messages;
+}
+
+}  // namespace bam

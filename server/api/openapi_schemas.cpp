@@ -1,0 +1,240 @@
+#include "server/api/openapi.h"
+
+namespace bam {
+
+// One line per schema. tests/http/test_openapi.py checks real replies against them.
+const char* openapi_schemas() {
+  return R"({
+"Error": {"type": "object", "properties": {"error": {"type": "object", "properties": {"message": {"type": "string"},
+"type": {"type": "string"}, "param": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "code": {"anyOf": [{"type":
+"string"}, {"type": "null"}]}}, "required": ["message", "type", "param", "code"]}}, "required": ["error"]},
+"AnyObject": {"type": "object"},
+"CompletionRequest": {"type": "object", "properties": {"prompt": {"anyOf": [{"type": "string"}, {"type": "array",
+"items": {"type": "string"}, "minItems": 1, "maxItems": 64}, {"type": "array", "items": {"type": "integer",
+"minimum": 0, "maximum": 2147483647}, "minItems": 1}, {"type": "array", "items": {"type": "array", "items": {"type":
+"integer", "minimum": 0, "maximum": 2147483647}, "minItems": 1}, "minItems": 1, "maxItems": 64}]}, "model":
+{"anyOf": [{"type": "string", "maxLength": 1024}, {"type": "null"}]}, "max_tokens": {"anyOf": [{"type": "integer",
+"minimum": 0, "maximum": 1099511627776}, {"type": "null"}]}, "max_completion_tokens": {"anyOf": [{"type": "integer",
+"minimum": 0, "maximum": 1099511627776}, {"type": "null"}]}, "temperature": {"anyOf": [{"type": "number", "minimum":
+0, "maximum": 100}, {"type": "null"}]}, "top_p": {"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+{"type": "null"}]}, "top_k": {"anyOf": [{"type": "integer", "minimum": -1, "maximum": 2147483647}, {"type":
+"null"}]}, "min_p": {"anyOf": [{"type": "number", "minimum": 0, "exclusiveMaximum": 1}, {"type": "null"}]}, "seed":
+{"anyOf": [{"type": "integer"}, {"type": "null"}]}, "n": {"anyOf": [{"type": "integer", "minimum": 1, "maximum":
+16}, {"type": "null"}]}, "best_of": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 16}, {"type": "null"}]},
+"stop": {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "maxItems": 16, "items": {"type": "string",
+"minLength": 1}}, {"type": "null"}]}, "stop_token_ids": {"anyOf": [{"type": "array", "items": {"type": "integer",
+"minimum": 0, "maximum": 2147483647}, "maxItems": 256}, {"type": "null"}]}, "include_stop_str_in_output": {"anyOf":
+[{"type": "boolean"}, {"type": "null"}]}, "logit_bias": {"anyOf": [{"type": "object", "additionalProperties":
+{"type": "number", "minimum": -100, "maximum": 100}}, {"type": "array", "maxItems": 1024, "items": {"type": "array",
+"prefixItems": [{"type": "integer", "minimum": 0}, {"type": "number", "minimum": -100, "maximum": 100}], "minItems":
+2, "maxItems": 2}}, {"type": "null"}]}, "presence_penalty": {"anyOf": [{"type": "number", "minimum": -2, "maximum":
+2}, {"type": "null"}]}, "frequency_penalty": {"anyOf": [{"type": "number", "minimum": -2, "maximum": 2}, {"type":
+"null"}]}, "repetition_penalty": {"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 100}, {"type":
+"null"}]}, "repeat_penalty": {"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 100}, {"type":
+"null"}]}, "ignore_eos": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "min_tokens": {"anyOf": [{"type":
+"integer", "minimum": 0, "maximum": 1099511627776}, {"type": "null"}]}, "prompt_logprobs": {"anyOf": [{"type":
+"integer", "minimum": 0, "maximum": 20}, {"type": "null"}]}, "stream": {"anyOf": [{"type": "boolean"}, {"type":
+"null"}]}, "stream_options": {"anyOf": [{"type": "object", "properties": {"include_usage": {"anyOf": [{"type":
+"boolean"}, {"type": "null"}]}, "continuous_usage_stats": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}}},
+{"type": "null"}]}, "response_format": {"anyOf": [{"type": "object", "required": ["type"], "properties": {"type":
+{"enum": ["text", "json_object", "json_schema"]}, "json_schema": {"type": "object", "properties": {"name": {"type":
+"string"}, "schema": {"type": "object"}, "strict": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}}}}}, {"type":
+"null"}]}, "regex": {"anyOf": [{"type": "string", "maxLength": 8192}, {"type": "null"}]}, "choice": {"anyOf":
+[{"type": "array", "minItems": 1, "maxItems": 1024, "items": {"type": "string", "minLength": 1}}, {"type":
+"null"}]}, "structured_outputs": {"anyOf": [{"type": "object", "properties": {"regex": {"anyOf": [{"type":
+"string"}, {"type": "null"}]}, "choice": {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type":
+"null"}]}, "json": {}}}, {"type": "null"}]}, "return_token_ids": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+"return_progress": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "priority": {"anyOf": [{"type": "integer",
+"minimum": -2147483648, "maximum": 2147483647}, {"type": "null"}]}, "cache_salt": {"anyOf": [{"type": "string",
+"maxLength": 256}, {"type": "null"}]}, "request_id": {"anyOf": [{"type": "string", "pattern":
+"^[A-Za-z0-9._:-]{1,128}$"}, {"type": "null"}]}, "timeout": {"anyOf": [{"type": "number", "exclusiveMinimum": 0,
+"maximum": 604800}, {"type": "null"}]}, "truncate_prompt_tokens": {"anyOf": [{"type": "integer", "minimum": -1},
+{"type": "null"}]}, "add_special_tokens": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "user": {"anyOf":
+[{"type": "string"}, {"type": "null"}]}, "logprobs": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 20},
+{"type": "null"}]}, "echo": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "suffix": {"type": ["string",
+"null"], "maxLength": 0}}, "required": ["prompt"]},
+"Message": {"type": "object", "properties": {"role": {"type": "string", "minLength": 1, "maxLength": 64}, "content":
+{"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object", "required": ["type", "text"],
+"properties": {"type": {"const": "text"}, "text": {"type": "string"}}}}, {"type": "null"}]}, "name": {"anyOf":
+[{"type": "string"}, {"type": "null"}]}}, "required": ["role"]},
+"ChatRequest": {"type": "object", "properties": {"messages": {"type": "array", "minItems": 1, "maxItems": 4096,
+"items": {"$ref": "#/components/schemas/Message"}}, "model": {"anyOf": [{"type": "string", "maxLength": 1024},
+{"type": "null"}]}, "max_tokens": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 1099511627776}, {"type":
+"null"}]}, "max_completion_tokens": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 1099511627776}, {"type":
+"null"}]}, "temperature": {"anyOf": [{"type": "number", "minimum": 0, "maximum": 100}, {"type": "null"}]}, "top_p":
+{"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 1}, {"type": "null"}]}, "top_k": {"anyOf": [{"type":
+"integer", "minimum": -1, "maximum": 2147483647}, {"type": "null"}]}, "min_p": {"anyOf": [{"type": "number",
+"minimum": 0, "exclusiveMaximum": 1}, {"type": "null"}]}, "seed": {"anyOf": [{"type": "integer"}, {"type":
+"null"}]}, "n": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 16}, {"type": "null"}]}, "best_of":
+{"anyOf": [{"type": "integer", "minimum": 1, "maximum": 16}, {"type": "null"}]}, "stop": {"anyOf": [{"type":
+"string", "minLength": 1}, {"type": "array", "maxItems": 16, "items": {"type": "string", "minLength": 1}}, {"type":
+"null"}]}, "stop_token_ids": {"anyOf": [{"type": "array", "items": {"type": "integer", "minimum": 0, "maximum":
+2147483647}, "maxItems": 256}, {"type": "null"}]}, "include_stop_str_in_output": {"anyOf": [{"type": "boolean"},
+{"type": "null"}]}, "logit_bias": {"anyOf": [{"type": "object", "additionalProperties": {"type": "number",
+"minimum": -100, "maximum": 100}}, {"type": "array", "maxItems": 1024, "items": {"type": "array", "prefixItems":
+[{"type": "integer", "minimum": 0}, {"type": "number", "minimum": -100, "maximum": 100}], "minItems": 2, "maxItems":
+2}}, {"type": "null"}]}, "presence_penalty": {"anyOf": [{"type": "number", "minimum": -2, "maximum": 2}, {"type":
+"null"}]}, "frequency_penalty": {"anyOf": [{"type": "number", "minimum": -2, "maximum": 2}, {"type": "null"}]},
+"repetition_penalty": {"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 100}, {"type": "null"}]},
+"repeat_penalty": {"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 100}, {"type": "null"}]},
+"ignore_eos": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "min_tokens": {"anyOf": [{"type": "integer",
+"minimum": 0, "maximum": 1099511627776}, {"type": "null"}]}, "prompt_logprobs": {"anyOf": [{"type": "integer",
+"minimum": 0, "maximum": 20}, {"type": "null"}]}, "stream": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+"stream_options": {"anyOf": [{"type": "object", "properties": {"include_usage": {"anyOf": [{"type": "boolean"},
+{"type": "null"}]}, "continuous_usage_stats": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}}}, {"type":
+"null"}]}, "response_format": {"anyOf": [{"type": "object", "required": ["type"], "properties": {"type": {"enum":
+["text", "json_object", "json_schema"]}, "json_schema": {"type": "object", "properties": {"name": {"type":
+"string"}, "schema": {"type": "object"}, "strict": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}}}}}, {"type":
+"null"}]}, "regex": {"anyOf": [{"type": "string", "maxLength": 8192}, {"type": "null"}]}, "choice": {"anyOf":
+[{"type": "array", "minItems": 1, "maxItems": 1024, "items": {"type": "string", "minLength": 1}}, {"type":
+"null"}]}, "structured_outputs": {"anyOf": [{"type": "object", "properties": {"regex": {"anyOf": [{"type":
+"string"}, {"type": "null"}]}, "choice": {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type":
+"null"}]}, "json": {}}}, {"type": "null"}]}, "return_token_ids": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+"return_progress": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "priority": {"anyOf": [{"type": "integer",
+"minimum": -2147483648, "maximum": 2147483647}, {"type": "null"}]}, "cache_salt": {"anyOf": [{"type": "string",
+"maxLength": 256}, {"type": "null"}]}, "request_id": {"anyOf": [{"type": "string", "pattern":
+"^[A-Za-z0-9._:-]{1,128}$"}, {"type": "null"}]}, "timeout": {"anyOf": [{"type": "number", "exclusiveMinimum": 0,
+"maximum": 604800}, {"type": "null"}]}, "truncate_prompt_tokens": {"anyOf": [{"type": "integer", "minimum": -1},
+{"type": "null"}]}, "add_special_tokens": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "user": {"anyOf":
+[{"type": "string"}, {"type": "null"}]}, "logprobs": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+"top_logprobs": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 20}, {"type": "null"}]},
+"add_generation_prompt": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}}, "required": ["messages"]},
+"Usage": {"type": "object", "properties": {"prompt_tokens": {"type": "integer"}, "completion_tokens": {"type":
+"integer"}, "total_tokens": {"type": "integer"}, "prompt_tokens_details": {"type": "object", "properties":
+{"cached_tokens": {"type": "integer"}}, "required": ["cached_tokens"]}}, "required": ["prompt_tokens",
+"completion_tokens", "total_tokens", "prompt_tokens_details"]},
+"Completion": {"type": "object", "properties": {"id": {"type": "string"}, "object": {"const": "text_completion"},
+"created": {"type": "integer"}, "model": {"type": "string"}, "system_fingerprint": {"type": "string"}, "choices":
+{"type": "array", "items": {"type": "object", "properties": {"index": {"type": "integer"}, "text": {"type":
+"string"}, "logprobs": {"anyOf": [{"type": "object", "properties": {"tokens": {"type": "array", "items": {"type":
+"string"}}, "token_logprobs": {"type": "array", "items": {"anyOf": [{"type": "number"}, {"type": "null"}]}},
+"top_logprobs": {"type": "array", "items": {"anyOf": [{"type": "object", "additionalProperties": {"type":
+"number"}}, {"type": "null"}]}}, "text_offset": {"type": "array", "items": {"type": "integer"}}}, "required":
+["tokens", "token_logprobs", "top_logprobs", "text_offset"]}, {"type": "null"}]}, "finish_reason": {"enum": ["stop",
+"length", "abort"]}, "stop_reason": {"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "null"}]},
+"prompt_logprobs": {"type": "array", "items": {"anyOf": [{"type": "object", "additionalProperties": {"type":
+"object", "properties": {"logprob": {"type": "number"}, "rank": {"type": "integer"}, "decoded_token": {"type":
+"string"}}, "required": ["logprob", "rank", "decoded_token"]}}, {"type": "null"}]}}, "token_ids": {"type": "array",
+"items": {"type": "integer"}}, "prompt_token_ids": {"type": "array", "items": {"type": "integer"}}}, "required":
+["index", "text", "logprobs", "finish_reason", "stop_reason"]}}, "usage": {"$ref": "#/components/schemas/Usage"}},
+"required": ["id", "object", "created", "model", "system_fingerprint", "choices", "usage"]},
+)"
+         R"(
+"ChatCompletion": {"type": "object", "properties": {"id": {"type": "string"}, "object": {"const":
+"chat.completion"}, "created": {"type": "integer"}, "model": {"type": "string"}, "system_fingerprint": {"type":
+"string"}, "choices": {"type": "array", "items": {"type": "object", "properties": {"index": {"type": "integer"},
+"message": {"type": "object", "properties": {"role": {"const": "assistant"}, "content": {"type": "string"},
+"refusal": {"type": "null"}}, "required": ["role", "content", "refusal"]}, "logprobs": {"anyOf": [{"type": "object",
+"properties": {"content": {"type": "array", "items": {"type": "object", "properties": {"token": {"type": "string"},
+"logprob": {"type": "number"}, "bytes": {"type": "array", "items": {"type": "integer"}}, "top_logprobs": {"type":
+"array", "items": {"type": "object", "properties": {"token": {"type": "string"}, "logprob": {"type": "number"},
+"bytes": {"type": "array", "items": {"type": "integer"}}}, "required": ["token", "logprob", "bytes"]}}}, "required":
+["token", "logprob", "bytes", "top_logprobs"]}}, "refusal": {"type": "null"}}, "required": ["content", "refusal"]},
+{"type": "null"}]}, "finish_reason": {"enum": ["stop", "length", "abort"]}, "stop_reason": {"anyOf": [{"type":
+"string"}, {"type": "integer"}, {"type": "null"}]}, "prompt_logprobs": {"type": "array", "items": {"anyOf":
+[{"type": "object", "additionalProperties": {"type": "object", "properties": {"logprob": {"type": "number"}, "rank":
+{"type": "integer"}, "decoded_token": {"type": "string"}}, "required": ["logprob", "rank", "decoded_token"]}},
+{"type": "null"}]}}, "token_ids": {"type": "array", "items": {"type": "integer"}}, "prompt_token_ids": {"type":
+"array", "items": {"type": "integer"}}}, "required": ["index", "message", "logprobs", "finish_reason",
+"stop_reason"]}}, "usage": {"$ref": "#/components/schemas/Usage"}}, "required": ["id", "object", "created", "model",
+"system_fingerprint", "choices", "usage"]},
+"Model": {"type": "object", "properties": {"id": {"type": "string"}, "object": {"const": "model"}, "created":
+{"type": "integer"}, "owned_by": {"type": "string"}, "root": {"type": "string"}, "max_model_len": {"type":
+"integer"}, "meta": {"type": "object"}}, "required": ["id", "object", "created", "owned_by", "root",
+"max_model_len", "meta"]},
+"ModelList": {"type": "object", "properties": {"object": {"const": "list"}, "data": {"type": "array", "items":
+{"$ref": "#/components/schemas/Model"}}}, "required": ["object", "data"]},
+"TokenizeRequest": {"type": "object", "properties": {"prompt": {"type": "string"}, "content": {"type": "string"},
+"messages": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Message"}},
+"add_special_tokens": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "add_generation_prompt": {"anyOf":
+[{"type": "boolean"}, {"type": "null"}]}, "return_token_strs": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}},
+"anyOf": [{"required": ["prompt"]}, {"required": ["content"]}, {"required": ["messages"]}]},
+"Tokens": {"type": "object", "properties": {"tokens": {"type": "array", "items": {"type": "integer"}}, "count":
+{"type": "integer"}, "max_model_len": {"type": "integer"}, "token_strs": {"type": "array", "items": {"type":
+"string"}}}, "required": ["tokens", "count", "max_model_len"]},
+"DetokenizeRequest": {"type": "object", "properties": {"tokens": {"type": "array", "items": {"type": "integer",
+"minimum": 0, "maximum": 2147483647}}, "skip_special_tokens": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}},
+"required": ["tokens"]},
+"Text": {"type": "object", "properties": {"prompt": {"type": "string"}, "content": {"type": "string"}}, "required":
+["prompt", "content"]},
+"TokenizerInfo": {"type": "object", "properties": {"tokenizer_class": {"type": "string"}, "vocab_size": {"type":
+"integer"}, "bos_token": {"type": "string"}, "bos_token_id": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+"eos_token": {"type": "string"}, "eos_token_id": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+"eos_token_ids": {"type": "array", "items": {"type": "integer"}}, "add_bos_token": {"type": "boolean"},
+"max_model_len": {"type": "integer"}, "chat_template": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
+"required": ["tokenizer_class", "vocab_size", "bos_token", "bos_token_id", "eos_token", "eos_token_id",
+"eos_token_ids", "add_bos_token", "max_model_len", "chat_template"]},
+"LiveRequest": {"type": "object", "properties": {"id": {"type": "string"}, "state": {"enum": ["queued", "prefill",
+"decode", "preempted", "paused"]}, "priority": {"type": "integer"}, "n": {"type": "integer"}, "prompt_tokens": {"type":
+"integer"}, "cached_tokens": {"type": "integer"}, "processed_tokens": {"type": "integer"}, "generated_tokens":
+{"type": "integer"}, "age_ms": {"type": "number"}, "eta_ms": {"type": "number"}}, "required": ["id", "state",
+"priority", "n", "prompt_tokens", "cached_tokens", "processed_tokens", "generated_tokens", "age_ms", "eta_ms"]},
+"RequestList": {"type": "object", "properties": {"object": {"const": "list"}, "data": {"type": "array", "items":
+{"$ref": "#/components/schemas/LiveRequest"}}, "running": {"type": "integer"}, "waiting": {"type": "integer"},
+"paused": {"type": "integer"}, "queued_tokens": {"type": "integer"}, "queued_work_seconds": {"type": "number"}},
+"required": ["object", "data", "running", "waiting", "paused", "queued_tokens", "queued_work_seconds"]},
+"Cancelled": {"type": "object", "properties": {"id": {"type": "string"}, "cancelled": {"type": "boolean"}},
+"required": ["id", "cancelled"]},
+"CancelledAll": {"type": "object", "properties": {"cancelled": {"type": "integer"}}, "required": ["cancelled"]},
+"KvSaveRequest": {"type": "object", "properties": {"name": {"type": "string", "pattern":
+"^[A-Za-z0-9._:-]{1,128}$"}, "prompt": {"type": "string"}, "tokens": {"type": "array", "items": {"type": "integer",
+"minimum": 0, "maximum": 2147483647}}, "cache_salt": {"anyOf": [{"type": "string", "maxLength": 256}, {"type":
+"null"}]}, "add_special_tokens": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}}, "required": ["name"]},
+"KvRestoreRequest": {"type": "object", "properties": {"name": {"type": "string", "pattern":
+"^[A-Za-z0-9._:-]{1,128}$"}}, "required": ["name"]},
+"KvResult": {"type": "object", "properties": {"status": {"const": "ok"}, "message": {"type": "string"}}, "required":
+["status", "message"]},
+"HeadPrior": {"type": "object", "properties": {"layer": {"type": "integer"}, "head": {"type": "integer"}, "alpha":
+{"type": "number"}, "beta": {"type": "number"}, "theta_mu": {"type": "number"}, "mu": {"type": "number"},
+"seq_scale": {"type": "number"}, "class": {"enum": ["retrieval", "uniform", "heavy_tail", "local", "other"]},
+"reach": {"anyOf": [{"type": "integer"}, {"type": "null"}]}, "logit_bound": {"type": "number"}, "tiles_visited":
+{"type": "integer"}, "tiles_skipped": {"type": "integer"}, "bound_tests": {"type": "integer"}, "left_out_bound":
+{"type": "number", "minimum": 0}}, "required": ["layer", "head", "alpha", "beta", "theta_mu", "mu", "seq_scale",
+"class", "reach", "logit_bound", "tiles_visited", "tiles_skipped", "bound_tests", "left_out_bound"]},
+"Prior": {"type": "object", "properties": {"position_encoding": {"type": "string"}, "prior_form": {"enum":
+["scale_outside", "scale_inside"]}, "prior_eps": {"type": "number"}, "ssmax": {"type": "boolean"}, "ssmax_prior":
+{"type": "boolean"}, "head_dim": {"type": "integer"}, "num_layers": {"type": "integer"}, "num_heads": {"type":
+"integer"}, "num_kv_heads": {"type": "integer"}, "max_model_len": {"type": "integer"}, "heads": {"type": "array",
+"items": {"$ref": "#/components/schemas/HeadPrior"}}}, "required": ["position_encoding", "prior_form", "prior_eps",
+"ssmax", "ssmax_prior", "head_dim", "num_layers", "num_heads", "num_kv_heads", "max_model_len", "heads"]},
+"AttentionRequest": {"type": "object", "properties": {"prompt": {"type": "string"}, "tokens": {"type": "array",
+"items": {"type": "integer", "minimum": 0, "maximum": 2147483647}, "maxItems": 2048, "minItems": 1}, "layer":
+{"anyOf": [{"type": "integer", "minimum": 0, "maximum": 2147483647}, {"type": "null"}]}, "head": {"anyOf": [{"type":
+"integer", "minimum": 0, "maximum": 2147483647}, {"type": "null"}]}, "position": {"anyOf": [{"type": "integer",
+"minimum": 0, "maximum": 2047}, {"type": "null"}]}, "add_special_tokens": {"anyOf": [{"type": "boolean"}, {"type":
+"null"}]}}, "anyOf": [{"required": ["prompt"]}, {"required": ["tokens"]}]},
+"Attention": {"type": "object", "properties": {"layer": {"type": "integer"}, "head": {"type": "integer"},
+"position": {"type": "integer"}, "tokens": {"type": "array", "items": {"type": "integer"}}, "probabilities":
+{"type": "array", "items": {"type": "number"}}}, "required": ["layer", "head", "position", "tokens",
+"probabilities"]},
+"PasskeyRequest": {"type": "object", "properties": {"length": {"anyOf": [{"type": "integer", "minimum": 1,
+"maximum": 1099511627776}, {"type": "null"}]}, "depths": {"anyOf": [{"type": "array", "minItems": 1, "maxItems": 20,
+"items": {"type": "number", "minimum": 0, "maximum": 1}}, {"type": "null"}]}, "seed": {"anyOf": [{"type": "integer",
+"minimum": 0, "maximum": 9223372036854775807}, {"type": "null"}]}}, "required": []},
+"PasskeyResult": {"type": "object", "properties": {"length": {"type": "integer"}, "hits": {"type": "integer"},
+"trials": {"type": "integer"}, "accuracy": {"type": "number"}, "results": {"type": "array", "items": {"type":
+"object", "properties": {"depth": {"type": "number"}, "key": {"type": "string"}, "answer": {"type": "string"},
+"hit": {"type": "boolean"}, "prompt_tokens": {"type": "integer"}, "cached_tokens": {"type": "integer"}, "ttft_ms":
+{"type": "number"}}, "required": ["depth", "key", "answer", "hit", "prompt_tokens", "cached_tokens", "ttft_ms"]}}},
+"required": ["length", "hits", "trials", "accuracy", "results"]},
+"Status": {"type": "object", "properties": {"status": {"enum": ["ok", "loading", "draining", "stalled"]}},
+"required": ["status"]},
+"Health": {"type": "object", "properties": {"status": {"enum": ["ok", "loading", "draining", "stalled"]},
+"uptime_seconds": {"type": "integer"}, "connections": {"type": "integer"}, "model": {"type": "string"}, "running":
+{"type": "integer"}, "waiting": {"type": "integer"}, "queued_tokens": {"type": "integer"}, "queued_work_seconds":
+{"type": "number"}, "last_step_age_seconds": {"type": "number"}, "kv_pages": {"type": "object",
+"additionalProperties": {"type": "integer"}}}, "required": ["status", "uptime_seconds", "connections"]},
+"Version": {"type": "object", "properties": {"version": {"type": "string"}, "server": {"const": "bam"}}, "required":
+["version", "server"]},
+"Props": {"type": "object", "properties": {"version": {"type": "string"}, "config": {"type": "object"}, "model":
+{"$ref": "#/components/schemas/Model"}, "engine": {"type": "object"}, "default_generation_settings": {"type":
+"object"}, "total_slots": {"type": "integer"}, "chat_template": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
+"required": ["version", "config", "model", "engine", "default_generation_settings", "total_slots",
+"chat_template"]},
+"Slots": {"type": "array", "items": {"type": "object", "properties": {"id": {"type": "integer"}, "id_task":
+{"anyOf": [{"type": "string"}, {"type": "null"}]}, "n_ctx": {"type": "integer"}, "is_processing": {"type":
+"boolean"}}, "required": ["id", "id_task", "n_ctx", "is_processing"]}}
+})";
+}
+
+}  // namespace bam

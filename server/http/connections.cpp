@@ -1,0 +1,252 @@
+#include "server/http/connections.h"
+
+#include <algorithm>
+#include <vector>
+
+#include <drogon/utils/Utilities.h>
+#include <fmt/format.h>
+
+#include "base/log.h"
+#include "server/api/api_error.h"
+
+namespace bam {
+
+namespace {
+
+// A peer that was refused may read its reply for so long; it may be sending a body that nobody wants.
+constexpr double kHangUpSeconds = 1;
+// A large body on a slow line gets more time: this is the slowest rate that is still served.
+constexpr double kMinBytesPerSecond = 64 * 1024;
+
+// The library's reader is a protected member, and only a derived class may name it.
+struct ReaderOf : trantor::TcpConnection {
+  static trantor::RecvMessageCallback& get(trantor::TcpConnection& tcp) { return tcp.*(&ReaderOf::recvMsgCallback_); }
+};
+
+std::string malformed_reply(const FramingError& error) {
+  const std::string body = ApiError{.status = error.status, .message = error.message}.to_json();
+  return fmt::format(
+      "HTTP/1.1 {} {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{}",
+      error.status, drogon::statusCodeToString(error.status), body.size(), body);
+}
+
+double seconds_between(Connection::TimePoint from, Connection::TimePoint to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+}  // namespace
+
+Connection::Connection(const trantor::TcpConnectionPtr& tcp)
+    : tcp_(tcp),
+      loop_(tcp->getLoop()),
+      received_mark_(tcp->bytesReceived()),
+      last_received_(received_mark_),
+      last_sent_(tcp->bytesSent()),
+      last_activity_(std::chrono::steady_clock::now()) {}
+
+void Connection::request_begun() {
+  ++in_flight_;
+  ++reading_bodies_;
+}
+
+void Connection::body_complete() {
+  if (reading_bodies_ > 0) --reading_bodies_;
+  if (reading_bodies_ > 0) return;
+  reading_since_.reset();
+  if (const auto tcp = tcp_.lock()) received_mark_ = tcp->bytesReceived();
+}
+
+void Connection::request_done(bool refused) {
+  if (in_flight_ > 0) --in_flight_;
+  last_activity_ = std::chrono::steady_clock::now();
+  // Both wait until the reply has been handed to the library, which happens right after this call.
+  if (refused) {
+    deaf_ = true;
+    loop_->queueInLoop([weak = weak_from_this()] {
+      if (auto self = weak.lock()) self->hang_up();
+    });
+  } else if (in_flight_ == 0 && unanswered_) {
+    loop_->queueInLoop([weak = weak_from_this()] {
+      const auto self = weak.lock();
+      if (const auto tcp = self ? self->tcp_.lock() : nullptr) self->answer_malformed(tcp);
+    });
+  }
+}
+
+void Connection::intercept(const trantor::TcpConnectionPtr& tcp, ConnectionTable& table) {
+  library_ = ReaderOf::get(*tcp);
+  tcp->setRecvMsgCallback([weak = weak_from_this(), &table](const trantor::TcpConnectionPtr& tcp,
+                                                            trantor::MsgBuffer* buffer) {
+    const auto self = weak.lock();
+    const std::string_view bytes(buffer->peek(), buffer->readableBytes());
+    if (self && !self->deaf_) {
+      const bool good = self->malformed_.empty();
+      self->on_bytes(tcp, bytes);
+      if (good && !self->malformed_.empty()) table.malformed_.fetch_add(1, std::memory_order_relaxed);
+    }
+    buffer->retrieveAll();
+  });
+}
+
+void Connection::on_bytes(const trantor::TcpConnectionPtr& tcp, std::string_view bytes) {
+  const auto hand_over = [&](std::string_view text) {
+    if (text.empty()) return;
+    trantor::MsgBuffer buffer(text.size());
+    buffer.append(text.data(), text.size());
+    library_(tcp, &buffer);
+  };
+  std::string parsed;
+  const auto error = framing_.feed(bytes, parsed);
+  if (error) malformed_ = error->message;
+  hand_over(parsed);
+  if (!error) return;
+  deaf_ = true;
+  if (error->in_body) {
+    hand_over(RequestFraming::kPoison);  // the request that is open gets its reply
+    hang_up();
+  } else {
+    unanswered_ = error;
+    if (in_flight_ == 0) answer_malformed(tcp);
+  }
+}
+
+void Connection::answer_malformed(const trantor::TcpConnectionPtr& tcp) {
+  if (!unanswered_ || !tcp->connected()) return;
+  tcp->send(malformed_reply(*unanswered_));
+  unanswered_.reset();
+  hang_up();
+}
+
+void Connection::hang_up() {
+  deaf_ = true;
+  const auto tcp = tcp_.lock();
+  if (!tcp) return;
+  tcp->shutdown();
+  loop_->runAfter(kHangUpSeconds, [weak = tcp_] {
+    if (const auto tcp = weak.lock()) tcp->forceClose();
+  });
+}
+
+void Connection::send_continue() {
+  const auto tcp = tcp_.lock();
+  // Behind an unfinished reply it would be taken for a part of that; the client sends its body after a while anyway.
+  if (tcp && in_flight_ == 1) tcp->send(std::string("HTTP/1.1 100 Continue\r\n\r\n"));
+}
+
+void Connection::expect_sent(size_t bytes) {
+  if (const auto tcp = tcp_.lock()) expected_sent_ = std::max(expected_sent_, tcp->bytesSent() + bytes);
+}
+
+uint64_t Connection::on_close(std::function<void()> callback) {
+  const uint64_t ticket = next_ticket_++;
+  close_callbacks_.emplace(ticket, std::move(callback));
+  return ticket;
+}
+
+void Connection::forget(uint64_t ticket) { close_callbacks_.erase(ticket); }
+
+void Connection::closed() {
+  open_.store(false, std::memory_order_release);
+  auto callbacks = std::move(close_callbacks_);
+  close_callbacks_.clear();
+  for (auto& [ticket, callback] : callbacks) callback();
+}
+
+const char* Connection::overdue(const ServerConfig& config, trantor::TcpConnection& tcp, TimePoint now) {
+  const size_t received = tcp.bytesReceived(), sent = tcp.bytesSent();
+  if (received != last_received_ || sent != last_sent_) last_activity_ = now;
+  last_received_ = received;
+  last_sent_ = sent;
+  const bool receiving = reading_bodies_ > 0 || (in_flight_ == 0 && received > received_mark_);
+  if (receiving) {
+    if (!reading_since_) reading_since_ = now;
+    const size_t bytes = received - received_mark_;
+    const double allowed = config.read_timeout_s + static_cast<double>(bytes) / kMinBytesPerSecond;
+    if (seconds_between(*reading_since_, now) > allowed) return "request not received in time";
+    return nullptr;
+  }
+  if (in_flight_ > 0) return nullptr;  // streams watch over themselves
+  const double quiet = seconds_between(last_activity_, now);
+  if (sent < expected_sent_ && quiet > config.stall_timeout_s) return "not reading";
+  if (quiet > config.idle_timeout_s) return "idle";
+  return nullptr;
+}
+
+void ConnectionTable::on_connection(const trantor::TcpConnectionPtr& tcp) {
+  if (tcp->connected()) {
+    // From here on, sweep() decides; the idle timeout of the framework only guards TLS handshakes.
+    tcp->keepAlive();
+    tcp->setTcpNoDelay(true);
+    if (!add(tcp)) {
+      refused_.fetch_add(1, std::memory_order_relaxed);
+      tcp->forceClose();
+    }
+    return;
+  }
+  std::shared_ptr<Connection> connection;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = table_.find(tcp.get());
+    if (it == table_.end()) return;
+    connection = std::move(it->second);
+    table_.erase(it);
+  }
+  open_.fetch_sub(1, std::memory_order_relaxed);
+  connection->closed();
+}
+
+bool ConnectionTable::add(const trantor::TcpConnectionPtr& tcp) {
+  auto connection = std::make_shared<Connection>(tcp);
+  connection->intercept(tcp, *this);
+  const std::lock_guard lock(mutex_);
+  if (static_cast<int64_t>(table_.size()) >= config_.max_connections) return false;
+  table_.emplace(tcp.get(), std::move(connection));
+  open_.fetch_add(1, std::memory_order_relaxed);
+  return true;
+}
+
+std::shared_ptr<Connection> ConnectionTable::find(const trantor::TcpConnectionPtr& tcp) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = table_.find(tcp.get());
+  return it == table_.end() ? nullptr : it->second;
+}
+
+void ConnectionTable::shut_down() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [key, connection] : table_) {
+    connection->loop_->queueInLoop([connection] {
+      const auto tcp = connection->tcp().lock();
+      if (!tcp) return;
+      const double quiet = seconds_between(connection->last_activity_, std::chrono::steady_clock::now());
+      // Whoever was answered a while ago has everything; the others get time to read the rest.
+      if (connection->in_flight_ == 0 && quiet > 2) {
+        tcp->forceClose();
+      } else {
+        tcp->shutdown();
+      }
+    });
+  }
+}
+
+void ConnectionTable::sweep(trantor::EventLoop* loop) {
+  std::vector<std::pair<trantor::TcpConnectionPtr, std::shared_ptr<Connection>>> mine;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, connection] : table_) {
+      if (connection->loop_ != loop) continue;
+      if (auto tcp = connection->tcp().lock()) {
+        mine.emplace_back(std::move(tcp), connection);
+      }
+    }
+  }
+  const auto now = std::chrono::steady_clock::now();
+  for (const auto& [tcp, connection] : mine) {
+    if (const char* reason = connection->overdue(config_, *tcp, now)) {
+      log::debug("closing connection of {}: {}", tcp->peerAddr().toIpPort(), reason);
+      timed_out_.fetch_add(1, std::memory_order_relaxed);
+      tcp->forceClose();
+    }
+  }
+}
+
+}  // namespace bam

@@ -1,0 +1,101 @@
+#include "server/api/openai_reply.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/support/paths.h"
+
+namespace bam {
+namespace {
+
+class OpenAiReply : public ::testing::Test {
+ protected:
+  std::unique_ptr<Tokenizer> tokenizer_ = Tokenizer::load(testing::fixtures_dir());
+  ReplyMeta meta_{ApiKind::kChat, "chatcmpl-1", "m\"x", "bam-fp", 1700000000};
+  int32_t id_ = tokenizer_->encode("the", false).back();
+};
+
+TEST_F(OpenAiReply, ChatStreamBytes) {
+  const ChunkWriter writer(*tokenizer_, meta_, {}, false);
+  const std::string head =
+      "data: {\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":1700000000,\"model\":\"m\\\"x\","
+      "\"system_fingerprint\":\"bam-fp\",\"choices\":";
+  EXPECT_EQ(writer.role(0), head +
+                                "[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,"
+                                "\"finish_reason\":null}]}\n\n");
+  EXPECT_EQ(
+      writer.delta(1, {"a\n\xc3\xa9", {}}, nullptr),
+      head + "[{\"index\":1,\"delta\":{\"content\":\"a\\n\xc3\xa9\"},\"logprobs\":null,\"finish_reason\":null}]}\n\n");
+  EXPECT_EQ(
+      writer.finish(0, "stop", std::string("END"), nullptr),
+      head + "[{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\",\"stop_reason\":\"END\"}]}\n\n");
+  EXPECT_EQ(ChunkWriter::done(), "data: [DONE]\n\n");
+  EXPECT_EQ(ChunkWriter::ping(), ": ping\n\n");
+}
+
+TEST_F(OpenAiReply, UsageChunks) {
+  meta_.kind = ApiKind::kCompletion;
+  const ChunkWriter writer(*tokenizer_, meta_, {}, true);
+  const Usage usage{.prompt_tokens = 7, .completion_tokens = 2, .cached_tokens = 3};
+  EXPECT_NE(writer.delta(0, {"x", {}}, nullptr).find(",\"usage\":null}"), std::string::npos);
+  const std::string last = writer.usage(usage);
+  EXPECT_NE(last.find("\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":2,\"total_tokens\":9,"
+                      "\"prompt_tokens_details\":{\"cached_tokens\":3}}}\n\n"),
+            std::string::npos)
+      << last;
+  EXPECT_NE(writer.progress({.total = 10, .cached = 2, .processed = 4, .elapsed_ms = 1.25, .eta_ms = 3})
+                .find("\"choices\":[],\"prompt_progress\":{\"total\":10,\"cache\":2,\"processed\":4,\"time_ms\":1.3,"
+                      "\"eta_ms\":3.0}"),
+            std::string::npos);
+}
+
+TEST_F(OpenAiReply, EveryLineOfAStreamIsOneJsonObject) {
+  const ChunkWriter writer(*tokenizer_, meta_, {.logprobs = true, .num_top = 2, .token_ids = true}, true);
+  const std::vector<int32_t> prompt = {1, 2};
+  const Usage usage;
+  ChoiceDelta delta{"\"\\\x01", {{id_, TokenLogprobs{-0.5f, 1, {{id_, -0.5f}, {id_ + 1, -INFINITY}}}, 0}}};
+  for (const std::string& event :
+       {writer.role(3), writer.delta(0, delta, &usage, &prompt), writer.usage(usage),
+        writer.finish(0, "length", StopReason{}, &usage), ChunkWriter::error(ApiError::internal("a\nb\xff"))}) {
+    ASSERT_TRUE(event.starts_with("data: ") && event.ends_with("\n\n")) << event;
+    EXPECT_EQ(event.find('\n'), event.size() - 2);
+    EXPECT_NO_THROW(Json::parse(event.substr(6))) << event;
+  }
+}
+
+TEST_F(OpenAiReply, LegacyLogprobs) {
+  const std::string name = token_text(*tokenizer_, id_);
+  std::vector<TokenRecord> tokens;
+  tokens.push_back({id_, std::nullopt, 0});
+  tokens.push_back({id_, TokenLogprobs{-1.5f, 2, {{id_ + 1, -0.25f}}}, 4});
+  const OrderedJson json = legacy_logprobs(*tokenizer_, tokens, 1);
+  EXPECT_TRUE(json["token_logprobs"][0].is_null());
+  EXPECT_TRUE(json["top_logprobs"][0].is_null());
+  EXPECT_FLOAT_EQ(json["token_logprobs"][1].get<float>(), -1.5f);
+  EXPECT_EQ(json["text_offset"], OrderedJson::array({0, 4}));
+  // The chosen token is always there, beside the best ones.
+  EXPECT_EQ(json["top_logprobs"][1].size(), 2u);
+  EXPECT_FLOAT_EQ(json["top_logprobs"][1][name].get<float>(), -1.5f);
+}
+
+TEST_F(OpenAiReply, LogprobsAreFiniteNumbers) {
+  const std::vector<TokenRecord> tokens = {{id_, TokenLogprobs{-INFINITY, 9, {{id_, -INFINITY}}}, 0}};
+  EXPECT_EQ(legacy_logprobs(*tokenizer_, tokens, 1)["token_logprobs"][0].get<double>(), -9999.0);
+  EXPECT_EQ(chat_logprobs(*tokenizer_, tokens, 1)["content"][0]["logprob"].get<double>(), -9999.0);
+}
+
+TEST_F(OpenAiReply, WholeReply) {
+  ChoiceReply choice{.index = 0, .text = "hi", .finish_reason = "stop", .stop_reason = int32_t{7}};
+  const OrderedJson chat = reply_json(*tokenizer_, meta_, {}, {choice}, {});
+  EXPECT_EQ(chat["object"], "chat.completion");
+  EXPECT_EQ(chat["choices"][0]["message"]["content"], "hi");
+  EXPECT_EQ(chat["choices"][0]["stop_reason"], 7);
+  EXPECT_EQ(chat["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+  meta_.kind = ApiKind::kCompletion;
+  const OrderedJson text = reply_json(*tokenizer_, meta_, {}, {choice}, {});
+  EXPECT_EQ(text["object"], "text_completion");
+  EXPECT_EQ(text["choices"][0]["text"], "hi");
+  EXPECT_TRUE(text["choices"][0]["logprobs"].is_null());
+}
+
+}  // namespace
+}  // namespace bam
