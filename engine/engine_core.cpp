@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "base/hash.h"
 #include "base/log.h"
 #include "engine/philox.h"
 
@@ -23,9 +24,10 @@ SchedulerLimits limits_of(const EngineConfig& config, const BamModel& model) {
 
 uint64_t numerics_fingerprint(const BamModel& model) {
   const ModelOptions& options = model.options();
-  uint64_t h = hash_bytes(std::as_bytes(std::span(model.group_reach())), 1);
+  uint64_t h = hash_bytes(std::as_bytes(std::span(model.group_reach())));
   h = hash_bytes(std::as_bytes(std::span(&options.attention.epsilon, 1)), h);
-  return h ^ (static_cast<uint64_t>(options.weight_dtype) << 1) ^ (options.attention.certified ? 1 : 0);
+  h = hash_number(static_cast<uint64_t>(options.weight_dtype), h);
+  return hash_number(options.attention.certified, h);
 }
 
 // Room for an answer of this length is taken at once, not while it is written.

@@ -1,8 +1,6 @@
 #include "engine/prefix_cache.h"
 
 #include <algorithm>
-#include <bit>
-#include <cstring>
 
 #include <fmt/format.h>
 
@@ -12,40 +10,13 @@ namespace bam {
 
 namespace {
 
-// Finalizer with full avalanche (xor-shift-multiply).
-uint64_t mix(uint64_t x, uint64_t k1, uint64_t k2) {
-  x = (x ^ (x >> 32)) * k1;
-  x = (x ^ (x >> 29)) * k2;
-  return x ^ (x >> 32);
-}
-
-constexpr uint64_t kA = 0x9fb21c651e98df25, kB = 0xd6e8feb86659fd93;
-constexpr uint64_t kC = 0xa0761d6478bd642f, kD = 0xe7037ed1a0b428db;
-
 std::vector<int32_t> salt_content(std::string_view salt) { return std::vector<int32_t>(salt.begin(), salt.end()); }
 
 }  // namespace
 
 Hash128 hash_chain(const Hash128& parent, std::span<const int32_t> tokens) {
-  uint64_t a = parent.lo ^ tokens.size(), b = parent.hi + tokens.size();
-  for (const int32_t token : tokens) {
-    const uint64_t t = static_cast<uint32_t>(token) + 1;
-    a = std::rotl(a ^ (t * kA), 27) * kC;
-    b = (std::rotl(b, 31) + t * kB) * kD;
-  }
-  return {mix(a ^ parent.hi, kA, kB), mix(b ^ parent.lo, kC, kD)};
-}
-
-uint64_t hash_bytes(std::span<const std::byte> bytes, uint64_t seed) {
-  uint64_t lanes[4] = {seed ^ kA, seed ^ kB, seed ^ kC, seed ^ kD};
-  for (size_t at = 0; at < bytes.size(); at += 32) {
-    uint64_t words[4] = {};
-    std::memcpy(words, bytes.data() + at, std::min<size_t>(32, bytes.size() - at));
-    for (int i = 0; i < 4; ++i) lanes[i] = std::rotl(lanes[i] ^ (words[i] * kA), 29) * kC;
-  }
-  uint64_t h = bytes.size() * kD;
-  for (const uint64_t lane : lanes) h = mix(h ^ lane, kA, kC) + lane;
-  return mix(h, kB, kD);
+  const Hash128 links[2] = {parent, hash_bytes_128(std::as_bytes(tokens))};
+  return hash_bytes_128(std::as_bytes(std::span(links)));
 }
 
 PrefixCache::PrefixCache(BlockPool& pool, int page_size, std::vector<bool> unbounded, uint64_t fingerprint)
@@ -58,7 +29,7 @@ PrefixCache::PrefixCache(BlockPool& pool, int page_size, std::vector<bool> unbou
 }
 
 Hash128 PrefixCache::root_hash(std::string_view salt) const {
-  return hash_chain({fingerprint_ ^ kA, fingerprint_ ^ kC}, salt_content(salt));
+  return hash_chain({fingerprint_, 0}, salt_content(salt));
 }
 
 int32_t PrefixCache::find_root(std::string_view salt) const {

@@ -16,18 +16,12 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/hash.h"
 #include "engine/block_pool.h"
 
 namespace bam {
 
-struct Hash128 {
-  uint64_t lo = 0, hi = 0;
-  bool operator==(const Hash128&) const = default;
-};
-
 Hash128 hash_chain(const Hash128& parent, std::span<const int32_t> tokens);
-// 64-bit hash of bytes; also the checksum of snapshot pages.
-uint64_t hash_bytes(std::span<const std::byte> bytes, uint64_t seed);
 
 class PrefixCache {
  public:

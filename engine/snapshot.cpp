@@ -19,7 +19,7 @@ namespace bam {
 namespace {
 
 constexpr char kMagic[8] = {'B', 'A', 'M', 'K', 'V', '\r', '\n', '\x1a'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr int64_t kExtraTokens = 1024;  // kept beyond a bounded window, for prompts that part a little earlier
 constexpr uint64_t kMaxSaltBytes = 1 << 20;
 constexpr uint64_t kHeaderSeed = 0x62616d6b76, kIndexSeed = 0x696e646578;

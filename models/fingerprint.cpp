@@ -2,7 +2,7 @@
 
 #include <bit>
 
-#include "base/hash64.h"
+#include "base/hash.h"
 
 namespace bam {
 namespace {
@@ -12,7 +12,7 @@ constexpr size_t kNumSamples = 16;
 constexpr size_t kSampleBytes = 64;
 
 uint64_t hash_config(const ModelConfig& config, uint64_t hash) {
-  const auto add = [&hash](uint64_t value) { hash = hash_combine(hash, value); };
+  const auto add = [&hash](uint64_t value) { hash = hash_number(value, hash); };
   for (const int64_t size : {config.hidden_size, config.intermediate_size, config.num_layers, config.num_heads,
                              config.num_kv_heads, config.head_dim, config.vocab_size, config.sliding_window}) {
     add(static_cast<uint64_t>(size));
@@ -41,7 +41,7 @@ uint64_t hash_tensor(std::span<const std::byte> data, uint64_t hash) {
 }  // namespace
 
 uint64_t fingerprint_checkpoint(const ModelConfig& config, const SafetensorsCheckpoint& checkpoint) {
-  uint64_t hash = hash_config(config, hash_bytes("bam checkpoint v1"));
+  uint64_t hash = hash_config(config, hash_bytes("bam checkpoint v2"));
   for (const auto& file : checkpoint.files()) hash = hash_bytes(file->header_bytes(), hash);
   for (const auto& [name, entry] : checkpoint.tensors()) {
     hash = hash_tensor(entry.file->data(*entry.tensor), hash_bytes(name, hash));

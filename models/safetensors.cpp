@@ -5,10 +5,8 @@
 #include <limits>
 #include <numeric>
 
-#include <nlohmann/json.hpp>
-
+#include "base/json.h"
 #include "base/utf8.h"
-#include "models/strict_json.h"
 
 namespace bam {
 namespace {

@@ -1,8 +1,8 @@
 #include <set>
 
+#include "base/json.h"
 #include "base/utf8.h"
 #include "models/safetensors.h"
-#include "models/strict_json.h"
 
 namespace bam {
 namespace {
@@ -11,6 +11,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
+constexpr size_t kMaxIndexEntries = 1'000'000;
 
 bool is_plain_file_name(std::string_view name) {
   return !name.empty() && name != "." && name != ".." &&
@@ -45,7 +46,8 @@ std::string_view conversion_hint(const fs::path& folder) {
 }  // namespace
 
 Result<std::map<std::string, std::string>> parse_safetensors_index(std::string_view json_text) {
-  Result<nlohmann::json> document = parse_strict_json(json_text, {.max_bytes = kMaxSafetensorsHeaderBytes});
+  const JsonLimits limits{.max_bytes = kMaxSafetensorsHeaderBytes, .max_members = kMaxIndexEntries};
+  const Result<Json> document = parse_json(json_text, limits);
   if (!document) return document.error();
   if (!document->is_object()) return Error("must be a JSON object");
   const auto weight_map = document->find("weight_map");

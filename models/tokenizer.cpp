@@ -7,7 +7,7 @@
 #include <sentencepiece_processor.h>
 
 #include "base/error.h"
-#include "base/hash64.h"
+#include "base/hash.h"
 #include "base/mapped_file.h"
 #include "base/utf8.h"
 #include "models/bpe_splitter.h"

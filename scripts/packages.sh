@@ -7,7 +7,8 @@ PACKAGES_BUILD=(
   # Drogon and trantor
   libjsoncpp-dev uuid-dev zlib1g-dev libssl-dev libc-ares-dev libbrotli-dev
   # bam itself
-  nlohmann-json3-dev libspdlog-dev libfmt-dev libsentencepiece-dev libhwy-dev libcli11-dev libcurl4-openssl-dev
+  nlohmann-json3-dev libspdlog-dev libfmt-dev libxxhash-dev libsentencepiece-dev libhwy-dev libcli11-dev
+  libcurl4-openssl-dev
   # tests and micro-benchmarks are part of every build
   libgtest-dev libbenchmark-dev python3
 )

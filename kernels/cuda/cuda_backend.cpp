@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <span>
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "kernels/cuda/plugin.h"
 
@@ -73,12 +75,11 @@ void pack_rows(const HostMatrix& part, DType dtype, int64_t ldk, std::vector<std
 }
 
 uint64_t fingerprint(const HostMatrix& table) {
-  uint64_t hash = 1469598103934665603ull;
+  uint64_t hash = 0;
   const size_t bytes = row_bytes(table);
   for (int64_t sample = 0; sample < 8; ++sample) {
     const std::byte* row = table.data + static_cast<size_t>(table.rows * sample / 8) * bytes;
-    for (size_t i = 0; i < std::min<size_t>(bytes, 64); ++i)
-      hash = (hash ^ static_cast<uint64_t>(row[i])) * 1099511628211ull;
+    hash = hash_bytes(std::span(row, std::min<size_t>(bytes, 64)), hash);
   }
   return hash;
 }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include <nlohmann/json.hpp>
+#include "base/json_fields.h"
 
 namespace bam {
 
@@ -21,14 +21,13 @@ ApiError make(int status, const char* type, std::string message, std::string cod
 }  // namespace
 
 std::string ApiError::to_json() const {
-  nlohmann::ordered_json error;
+  Json error;
   error["message"] = message;
   error["type"] = type;
-  error["param"] = param.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(param);
-  error["code"] = code.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(code);
+  error["param"] = param.empty() ? Json() : Json(param);
+  error["code"] = code.empty() ? Json() : Json(code);
   // Messages may quote what the client sent, which need not be valid UTF-8.
-  return nlohmann::ordered_json{{"error", std::move(error)}}.dump(-1, ' ', false,
-                                                                  nlohmann::ordered_json::error_handler_t::replace);
+  return dump_json({{"error", std::move(error)}});
 }
 
 ApiError ApiError::invalid(std::string message, std::string param, std::string code) {
@@ -36,6 +35,8 @@ ApiError ApiError::invalid(std::string message, std::string param, std::string c
   error.param = std::move(param);
   return error;
 }
+
+ApiError ApiError::invalid(const FieldError& error) { return invalid(error.message, error.field, error.code); }
 
 ApiError ApiError::unauthorized(std::string message) {
   return make(401, "authentication_error", std::move(message), "invalid_api_key");

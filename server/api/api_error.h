@@ -7,6 +7,8 @@
 
 namespace bam {
 
+struct FieldError;
+
 // An HTTP error in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 struct ApiError {
   int status = 400;
@@ -19,6 +21,7 @@ struct ApiError {
   std::string to_json() const;
 
   static ApiError invalid(std::string message, std::string param = {}, std::string code = {});
+  static ApiError invalid(const FieldError& error);
   static ApiError unauthorized(std::string message);
   static ApiError forbidden(std::string message);
   static ApiError not_found(std::string message, std::string code = {});

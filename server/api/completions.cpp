@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "server/api/json_body.h"
 
 namespace bam {
 

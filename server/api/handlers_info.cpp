@@ -8,7 +8,7 @@ namespace bam {
 
 namespace {
 
-OrderedJson model_json(const ServerContext& context, const ServingModel& model, const std::string& name) {
+Json model_json(const ServerContext& context, const ServingModel& model, const std::string& name) {
   const Engine& engine = model.engine;
   const ModelConfig& config = engine.model_config();
   return {{"id", name},
@@ -45,7 +45,7 @@ Readiness readiness(const ServerContext& context) {
 
 void handle_models(ServerContext& context, ExchangePtr exchange) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
-  OrderedJson list = OrderedJson::array();
+  Json list = Json::array();
   for (const std::string& name : context.config.served_model_names) list.push_back(model_json(context, model, name));
   exchange->reply_json(dump_json({{"object", "list"}, {"data", std::move(list)}}));
 }
@@ -71,7 +71,7 @@ void handle_readyz(ServerContext& context, ExchangePtr exchange) {
 
 void handle_health(ServerContext& context, ExchangePtr exchange) {
   const Readiness now = readiness(context);
-  OrderedJson json{{"status", now.state}};
+  Json json{{"status", now.state}};
   json["uptime_seconds"] =
       std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - context.started).count();
   if (const ServingModel* model = context.model.load(std::memory_order_acquire)) {
@@ -113,9 +113,9 @@ void handle_props(ServerContext& context, ExchangePtr exchange) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
   const Engine& engine = model.engine;
   const EngineConfig& resolved = engine.config();
-  OrderedJson json;
+  Json json;
   json["version"] = context.version;
-  json["config"] = OrderedJson::parse(context.props_json);
+  json["config"] = Json::parse(context.props_json);
   json["model"] = model_json(context, model, context.config.served_model_names.front());
   json["engine"] = {{"kv_dtype", dtype_name(resolved.kv_dtype)},         {"kv_memory_bytes", resolved.kv_memory_bytes},
                     {"capacity_tokens", engine.capacity_tokens()},       {"page_size", resolved.page_size},
@@ -128,7 +128,7 @@ void handle_props(ServerContext& context, ExchangePtr exchange) {
                                          {"repetition_penalty", model.defaults.repetition_penalty},
                                          {"n_ctx", resolved.max_model_len}};
   json["total_slots"] = resolved.max_num_seqs;
-  json["chat_template"] = model.chat_template ? OrderedJson(model.tokenizer.chat_template()) : OrderedJson();
+  json["chat_template"] = model.chat_template ? Json(model.tokenizer.chat_template()) : Json();
   exchange->reply_json(dump_json(json));
 }
 

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "server/api/handlers.h"
+#include "server/api/json_body.h"
 
 namespace bam {
 
@@ -55,8 +56,8 @@ bool is_hit(const std::string& answer, const std::string& key) {
 
 const char* form_name(PriorForm form) { return form == PriorForm::kScaleOutside ? "scale_outside" : "scale_inside"; }
 
-ApiResult<OrderedJson> run_trial(const ServingModel& model, const PasskeyPrompt& prompt, double depth,
-                                 const std::string& id, const std::string& salt) {
+ApiResult<Json> run_trial(const ServingModel& model, const PasskeyPrompt& prompt, double depth, const std::string& id,
+                          const std::string& salt) {
   Request request;
   request.id = id;
   request.prompt = prompt.tokens;
@@ -75,13 +76,13 @@ ApiResult<OrderedJson> run_trial(const ServingModel& model, const PasskeyPrompt&
   const std::string answer = model.tokenizer.decode(sink->tokens());
   const double ttft_ms =
       sink->tokens().empty() ? 0 : std::chrono::duration<double, std::milli>(sink->first_token() - started).count();
-  return OrderedJson{{"depth", depth},
-                     {"key", prompt.answer},
-                     {"answer", answer},
-                     {"hit", is_hit(answer, prompt.answer)},
-                     {"prompt_tokens", prompt.tokens.size()},
-                     {"cached_tokens", finish.cached_tokens},
-                     {"ttft_ms", std::round(ttft_ms * 10) / 10}};
+  return Json{{"depth", depth},
+              {"key", prompt.answer},
+              {"answer", answer},
+              {"hit", is_hit(answer, prompt.answer)},
+              {"prompt_tokens", prompt.tokens.size()},
+              {"cached_tokens", finish.cached_tokens},
+              {"ttft_ms", std::round(ttft_ms * 10) / 10}};
 }
 
 std::vector<double> read_depths(FieldReader& fields) {
@@ -106,7 +107,7 @@ void handle_prior(ServerContext& context, ExchangePtr exchange) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
   const ModelConfig& config = model.engine.model_config();
   const auto snapshot = model.engine.snapshot();
-  OrderedJson heads = OrderedJson::array();
+  Json heads = Json::array();
   const auto& reports = model.engine.heads();
   for (size_t i = 0; i < reports.size(); ++i) {
     const HeadReport& head = reports[i];
@@ -119,7 +120,7 @@ void handle_prior(ServerContext& context, ExchangePtr exchange) {
                      {"mu", 2 * std::sinh(head.theta_mu)},
                      {"seq_scale", head.seq_scale},
                      {"class", head_class(config, head)},
-                     {"reach", head.reach < 0 ? OrderedJson() : OrderedJson(head.reach)},
+                     {"reach", head.reach < 0 ? Json() : Json(head.reach)},
                      {"logit_bound", head.logit_bound},
                      {"tiles_visited", counters.visited},
                      {"tiles_skipped", counters.skipped},
@@ -163,7 +164,7 @@ void handle_attention(ServerContext& context, ExchangePtr exchange) {
   const int64_t layer = fields.integer("layer", 0, config.num_layers - 1).value_or(0);
   const int64_t head = fields.integer("head", 0, config.num_heads - 1).value_or(0);
   const int64_t position = fields.ok() ? fields.integer("position", 0, last).value_or(last) : 0;
-  if (!fields.ok()) return exchange->reply(fields.error());
+  if (!fields.ok()) return exchange->reply(ApiError::invalid(fields.error()));
   const auto row = model.engine.attention_row(tokens, static_cast<int>(layer), static_cast<int>(head), position);
   if (!row) return exchange->reply(ApiError::invalid(row.error().what()));
   exchange->reply_json(dump_json(
@@ -187,8 +188,8 @@ void handle_passkey(ServerContext& context, ExchangePtr exchange) {
       fields.integer("length", 1, std::max<int64_t>(room, 1)).value_or(std::min<int64_t>(1024, room));
   const std::vector<double> depths = read_depths(fields);
   const auto seed = static_cast<uint64_t>(fields.integer("seed", 0, INT64_MAX).value_or(1));
-  if (!fields.ok()) return exchange->reply(fields.error());
-  OrderedJson trials = OrderedJson::array();
+  if (!fields.ok()) return exchange->reply(ApiError::invalid(fields.error()));
+  Json trials = Json::array();
   int64_t hits = 0;
   for (const double depth : depths) {
     if (!exchange->is_open()) return exchange->reply(ApiError::invalid("The client left."));

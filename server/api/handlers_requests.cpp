@@ -2,6 +2,7 @@
 
 #include "server/api/completions.h"
 #include "server/api/handlers.h"
+#include "server/api/json_body.h"
 
 namespace bam {
 
@@ -36,7 +37,7 @@ ApiResult<std::string> snapshot_name(FieldReader& fields) {
   if (fields.ok() && !is_valid_request_id(name)) {
     fields.fail("name", "'name' must be 1 to 128 of the characters A-Z a-z 0-9 . _ : -");
   }
-  if (!fields.ok()) return fields.error();
+  if (!fields.ok()) return ApiError::invalid(fields.error());
   return name;
 }
 
@@ -50,7 +51,7 @@ void reply_result(Exchange& exchange, const Result<std::string>& result) {
 void handle_requests(ServerContext& context, ExchangePtr exchange) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
   const auto snapshot = model.engine.snapshot();
-  OrderedJson list = OrderedJson::array();
+  Json list = Json::array();
   for (const LiveRequest& live : snapshot->requests) {
     if (!may_touch(context, exchange->caller, find_job(context, live.id).get())) continue;
     list.push_back({{"id", live.id},
@@ -77,7 +78,7 @@ void handle_requests(ServerContext& context, ExchangePtr exchange) {
 void handle_slots(ServerContext& context, ExchangePtr exchange) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
   const auto snapshot = model.engine.snapshot();
-  OrderedJson list = OrderedJson::array();
+  Json list = Json::array();
   const int64_t slots = model.engine.config().max_num_seqs;
   for (const LiveRequest& live : snapshot->requests) {
     if (live.state == RequestState::kQueued || static_cast<int64_t>(list.size()) >= slots) continue;
@@ -133,7 +134,7 @@ void handle_kv_save(ServerContext& context, ExchangePtr exchange) {
   }
   const std::string salt = fields.text("cache_salt", limits::kCacheSaltBytes).value_or("");
   if (fields.ok() && tokens.empty()) fields.fail("prompt", "'prompt' or 'tokens' is missing.");
-  if (!fields.ok()) return exchange->reply(fields.error());
+  if (!fields.ok()) return exchange->reply(ApiError::invalid(fields.error()));
   for (const int32_t id : tokens) {
     if (id >= model.engine.model_config().vocab_size) {
       return exchange->reply(ApiError::invalid(fmt::format("'tokens': {} is no token id.", id), "tokens"));

@@ -2,6 +2,7 @@
 
 #include "server/api/choice_decoder.h"
 #include "server/api/handlers.h"
+#include "server/api/json_body.h"
 
 namespace bam {
 
@@ -20,7 +21,7 @@ ApiResult<TokenizeInput> read_tokenize(const ServingModel& model, FieldReader& f
   if (fields.has("messages")) {
     const auto messages = read_messages(fields, "messages");
     const bool generation = fields.boolean("add_generation_prompt").value_or(true);
-    if (!fields.ok()) return fields.error();
+    if (!fields.ok()) return ApiError::invalid(fields.error());
     if (!model.chat_template) {
       return ApiError::invalid("Chat is not available: " + model.chat_template_error, "messages", "no_chat_template");
     }
@@ -36,7 +37,7 @@ ApiResult<TokenizeInput> read_tokenize(const ServingModel& model, FieldReader& f
   const char* key = fields.has("prompt") ? "prompt" : "content";
   const auto text = fields.text(key, SIZE_MAX);
   if (fields.ok() && !text) fields.fail("prompt", "'prompt', 'content' or 'messages' is missing.");
-  if (!fields.ok()) return fields.error();
+  if (!fields.ok()) return ApiError::invalid(fields.error());
   input.text = *text;
   input.add_special = add_special.value_or(true);
   return input;
@@ -53,9 +54,9 @@ void handle_tokenize(ServerContext& context, ExchangePtr exchange) {
   auto input = read_tokenize(model, fields);
   if (!input) return exchange->reply(input.error());
   const std::vector<int32_t> ids = model.tokenizer.encode(input->text, input->add_special, input->parse_special);
-  OrderedJson json{{"tokens", ids}, {"count", ids.size()}, {"max_model_len", model.engine.config().max_model_len}};
+  Json json{{"tokens", ids}, {"count", ids.size()}, {"max_model_len", model.engine.config().max_model_len}};
   if (with_strings) {
-    OrderedJson strings = OrderedJson::array();
+    Json strings = Json::array();
     for (const int32_t id : ids) strings.push_back(token_text(model.tokenizer, id));
     json["token_strs"] = std::move(strings);
   }
@@ -72,7 +73,7 @@ void handle_detokenize(ServerContext& context, ExchangePtr exchange) {
   std::optional<std::vector<int32_t>> ids;
   if (fields.ok()) ids = read_token_ids(fields, "tokens", *list);
   const bool skip_special = fields.boolean("skip_special_tokens").value_or(true);
-  if (!fields.ok()) return exchange->reply(fields.error());
+  if (!fields.ok()) return exchange->reply(ApiError::invalid(fields.error()));
   for (const int32_t id : *ids) {
     if (id >= model.tokenizer.vocab_size()) {
       return exchange->reply(ApiError::invalid(
@@ -87,18 +88,18 @@ void handle_detokenize(ServerContext& context, ExchangePtr exchange) {
 void handle_tokenizer_info(ServerContext& context, ExchangePtr exchange) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
   const Tokenizer& tokenizer = model.tokenizer;
-  const auto id_or_null = [](int32_t id) { return id < 0 ? OrderedJson() : OrderedJson(id); };
-  exchange->reply_json(dump_json(
-      {{"tokenizer_class", "sentencepiece"},
-       {"vocab_size", tokenizer.vocab_size()},
-       {"bos_token", tokenizer.bos_token()},
-       {"bos_token_id", id_or_null(tokenizer.bos_id())},
-       {"eos_token", tokenizer.eos_token()},
-       {"eos_token_id", id_or_null(tokenizer.eos_id())},
-       {"eos_token_ids", model.engine.model_config().eos_token_ids},
-       {"add_bos_token", tokenizer.add_bos()},
-       {"max_model_len", model.engine.config().max_model_len},
-       {"chat_template", tokenizer.chat_template().empty() ? OrderedJson() : OrderedJson(tokenizer.chat_template())}}));
+  const auto id_or_null = [](int32_t id) { return id < 0 ? Json() : Json(id); };
+  exchange->reply_json(
+      dump_json({{"tokenizer_class", "sentencepiece"},
+                 {"vocab_size", tokenizer.vocab_size()},
+                 {"bos_token", tokenizer.bos_token()},
+                 {"bos_token_id", id_or_null(tokenizer.bos_id())},
+                 {"eos_token", tokenizer.eos_token()},
+                 {"eos_token_id", id_or_null(tokenizer.eos_id())},
+                 {"eos_token_ids", model.engine.model_config().eos_token_ids},
+                 {"add_bos_token", tokenizer.add_bos()},
+                 {"max_model_len", model.engine.config().max_model_len},
+                 {"chat_template", tokenizer.chat_template().empty() ? Json() : Json(tokenizer.chat_template())}}));
 }
 
 }  // namespace bam

@@ -7,10 +7,10 @@
 #include <variant>
 #include <vector>
 
+#include "base/json_fields.h"
 #include "engine/request.h"
 #include "server/api/api_error.h"
 #include "server/jinja/chat_template.h"
-#include "server/json_reader.h"
 
 namespace bam {
 

@@ -380,7 +380,7 @@ ApiResult<GenerationRequest> parse_generation_request(const Json& body, ApiKind 
   if (in.ok() && out.max_tokens && out.sampling.min_tokens > *out.max_tokens) {
     in.fail("min_tokens", "'min_tokens' is greater than 'max_tokens'.");
   }
-  if (!in.ok()) return in.error();
+  if (!in.ok()) return ApiError::invalid(in.error());
   out.ignored_fields = in.unread();
   return out;
 }

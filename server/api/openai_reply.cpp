@@ -12,34 +12,34 @@ namespace {
 // JSON has no -inf; vLLM's clients expect this number in its place.
 double finite_logprob(float value) { return std::isfinite(value) ? std::max(value, -9999.0f) : -9999.0; }
 
-OrderedJson bytes_json(const Tokenizer& tokenizer, int32_t id) {
-  OrderedJson bytes = OrderedJson::array();
+Json bytes_json(const Tokenizer& tokenizer, int32_t id) {
+  Json bytes = Json::array();
   const std::string text = tokenizer.is_special(id) ? tokenizer.piece(id) : tokenizer.token_bytes(id);
   for (const char c : text) bytes.push_back(static_cast<unsigned char>(c));
   return bytes;
 }
 
-OrderedJson stop_reason_json(const StopReason& reason) {
+Json stop_reason_json(const StopReason& reason) {
   if (const auto* text = std::get_if<std::string>(&reason)) return *text;
   if (const auto* id = std::get_if<int32_t>(&reason)) return *id;
   return nullptr;
 }
 
-OrderedJson ids_json(const std::vector<TokenRecord>& tokens, size_t first) {
-  OrderedJson ids = OrderedJson::array();
+Json ids_json(const std::vector<TokenRecord>& tokens, size_t first) {
+  Json ids = Json::array();
   for (size_t i = first; i < tokens.size(); ++i) ids.push_back(tokens[i].id);
   return ids;
 }
 
 // vLLM: [null, {"15": {"logprob", "rank", "decoded_token"}, …}, …]
-OrderedJson prompt_logprobs_json(const Tokenizer& tokenizer, const std::vector<TokenRecord>& prompt) {
-  OrderedJson list = OrderedJson::array();
+Json prompt_logprobs_json(const Tokenizer& tokenizer, const std::vector<TokenRecord>& prompt) {
+  Json list = Json::array();
   for (const TokenRecord& record : prompt) {
     if (!record.logprobs) {
       list.push_back(nullptr);
       continue;
     }
-    OrderedJson entry = OrderedJson::object();
+    Json entry = Json::object();
     const auto add = [&](int32_t id, float logprob, int32_t rank) {
       entry[std::to_string(id)] = {
           {"logprob", finite_logprob(logprob)}, {"rank", rank}, {"decoded_token", token_text(tokenizer, id)}};
@@ -54,8 +54,8 @@ OrderedJson prompt_logprobs_json(const Tokenizer& tokenizer, const std::vector<T
   return list;
 }
 
-OrderedJson logprobs_json(const Tokenizer& tokenizer, ApiKind kind, const ReplyOptions& options,
-                          const std::vector<TokenRecord>& tokens) {
+Json logprobs_json(const Tokenizer& tokenizer, ApiKind kind, const ReplyOptions& options,
+                   const std::vector<TokenRecord>& tokens) {
   if (!options.logprobs) return nullptr;
   return kind == ApiKind::kChat ? chat_logprobs(tokenizer, tokens, options.num_top)
                                 : legacy_logprobs(tokenizer, tokens, options.num_top);
@@ -63,16 +63,16 @@ OrderedJson logprobs_json(const Tokenizer& tokenizer, ApiKind kind, const ReplyO
 
 }  // namespace
 
-OrderedJson usage_json(const Usage& usage) {
+Json usage_json(const Usage& usage) {
   return {{"prompt_tokens", usage.prompt_tokens},
           {"completion_tokens", usage.completion_tokens},
           {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
           {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
 }
 
-OrderedJson legacy_logprobs(const Tokenizer& tokenizer, const std::vector<TokenRecord>& tokens, int32_t num_top) {
-  OrderedJson names = OrderedJson::array(), logprobs = OrderedJson::array();
-  OrderedJson tops = OrderedJson::array(), offsets = OrderedJson::array();
+Json legacy_logprobs(const Tokenizer& tokenizer, const std::vector<TokenRecord>& tokens, int32_t num_top) {
+  Json names = Json::array(), logprobs = Json::array();
+  Json tops = Json::array(), offsets = Json::array();
   for (const TokenRecord& record : tokens) {
     const std::string name = token_text(tokenizer, record.id);
     offsets.push_back(record.text_offset);
@@ -83,7 +83,7 @@ OrderedJson legacy_logprobs(const Tokenizer& tokenizer, const std::vector<TokenR
       continue;
     }
     logprobs.push_back(finite_logprob(record.logprobs->logprob));
-    OrderedJson top = OrderedJson::object();
+    Json top = Json::object();
     int32_t count = 0;
     for (const auto& [id, logprob] : record.logprobs->top) {
       if (count++ == num_top) break;
@@ -100,17 +100,17 @@ OrderedJson legacy_logprobs(const Tokenizer& tokenizer, const std::vector<TokenR
           {"text_offset", std::move(offsets)}};
 }
 
-OrderedJson chat_logprobs(const Tokenizer& tokenizer, const std::vector<TokenRecord>& tokens, int32_t num_top) {
-  OrderedJson content = OrderedJson::array();
+Json chat_logprobs(const Tokenizer& tokenizer, const std::vector<TokenRecord>& tokens, int32_t num_top) {
+  Json content = Json::array();
   const auto describe = [&](int32_t id, float logprob) {
-    return OrderedJson{{"token", token_text(tokenizer, id)},
-                       {"logprob", finite_logprob(logprob)},
-                       {"bytes", bytes_json(tokenizer, id)}};
+    return Json{{"token", token_text(tokenizer, id)},
+                {"logprob", finite_logprob(logprob)},
+                {"bytes", bytes_json(tokenizer, id)}};
   };
   for (const TokenRecord& record : tokens) {
     if (!record.logprobs) continue;
-    OrderedJson entry = describe(record.id, record.logprobs->logprob);
-    OrderedJson top = OrderedJson::array();
+    Json entry = describe(record.id, record.logprobs->logprob);
+    Json top = Json::array();
     for (const auto& [id, logprob] : record.logprobs->top) {
       if (static_cast<int32_t>(top.size()) == num_top) break;
       top.push_back(describe(id, logprob));
@@ -121,12 +121,12 @@ OrderedJson chat_logprobs(const Tokenizer& tokenizer, const std::vector<TokenRec
   return {{"content", std::move(content)}, {"refusal", nullptr}};
 }
 
-OrderedJson reply_json(const Tokenizer& tokenizer, const ReplyMeta& meta, const ReplyOptions& options,
-                       const std::vector<ChoiceReply>& choices, const Usage& usage) {
+Json reply_json(const Tokenizer& tokenizer, const ReplyMeta& meta, const ReplyOptions& options,
+                const std::vector<ChoiceReply>& choices, const Usage& usage) {
   const bool chat = meta.kind == ApiKind::kChat;
-  OrderedJson list = OrderedJson::array();
+  Json list = Json::array();
   for (const ChoiceReply& choice : choices) {
-    OrderedJson entry{{"index", choice.index}};
+    Json entry{{"index", choice.index}};
     if (chat) {
       entry["message"] = {{"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
     } else {
@@ -156,8 +156,8 @@ OrderedJson reply_json(const Tokenizer& tokenizer, const ReplyMeta& meta, const 
 ChunkWriter::ChunkWriter(const Tokenizer& tokenizer, const ReplyMeta& meta, ReplyOptions options, bool include_usage)
     : tokenizer_(tokenizer), kind_(meta.kind), options_(options), include_usage_(include_usage) {
   head_ = fmt::format(R"(data: {{"id":{},"object":"{}","created":{},"model":{},"system_fingerprint":{},"choices":)",
-                      json_quote(meta.id), kind_ == ApiKind::kChat ? "chat.completion.chunk" : "text_completion",
-                      meta.created, json_quote(meta.model), json_quote(meta.system_fingerprint));
+                      dump_json_string(meta.id), kind_ == ApiKind::kChat ? "chat.completion.chunk" : "text_completion",
+                      meta.created, dump_json_string(meta.model), dump_json_string(meta.system_fingerprint));
 }
 
 std::string ChunkWriter::wrap(std::string_view choices, const Usage* usage, std::string_view extra) const {
@@ -184,13 +184,13 @@ std::string ChunkWriter::delta(int32_t index, const ChoiceDelta& delta, const Us
                                const std::vector<int32_t>* prompt_ids) const {
   std::string choice = fmt::format(R"([{{"index":{},)", index);
   choice += kind_ == ApiKind::kChat ? R"("delta":{"content":)" : R"("text":)";
-  choice += json_quote(delta.text);
+  choice += dump_json_string(delta.text);
   choice += kind_ == ApiKind::kChat ? R"(},"logprobs":)" : R"(,"logprobs":)";
   choice += options_.logprobs ? dump_json(logprobs_json(tokenizer_, kind_, options_, delta.tokens)) : "null";
   choice += R"(,"finish_reason":null)";
   if (kind_ == ApiKind::kCompletion) choice += R"(,"stop_reason":null)";
   if (options_.token_ids) choice += ",\"token_ids\":" + dump_json(ids_json(delta.tokens, 0));
-  if (prompt_ids) choice += ",\"prompt_token_ids\":" + dump_json(OrderedJson(*prompt_ids));
+  if (prompt_ids) choice += ",\"prompt_token_ids\":" + dump_json(Json(*prompt_ids));
   choice += "}]";
   return wrap(choice, usage);
 }
@@ -204,11 +204,11 @@ std::string ChunkWriter::finish(int32_t index, const char* reason, const StopRea
 }
 
 std::string ChunkWriter::progress(const ProgressEvent& progress) const {
-  const OrderedJson json{{"total", progress.total},
-                         {"cache", progress.cached},
-                         {"processed", progress.processed},
-                         {"time_ms", std::round(progress.elapsed_ms * 10) / 10},
-                         {"eta_ms", std::round(progress.eta_ms * 10) / 10}};
+  const Json json{{"total", progress.total},
+                  {"cache", progress.cached},
+                  {"processed", progress.processed},
+                  {"time_ms", std::round(progress.elapsed_ms * 10) / 10},
+                  {"eta_ms", std::round(progress.eta_ms * 10) / 10}};
   return wrap("[]", nullptr, ",\"prompt_progress\":" + dump_json(json));
 }
 

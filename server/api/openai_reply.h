@@ -44,13 +44,13 @@ struct ReplyOptions {
   bool token_ids = false;
 };
 
-OrderedJson usage_json(const Usage& usage);
+Json usage_json(const Usage& usage);
 // {tokens, token_logprobs, top_logprobs, text_offset}; null where a token has no logprob.
-OrderedJson legacy_logprobs(const Tokenizer& tokenizer, const std::vector<TokenRecord>& tokens, int32_t num_top);
+Json legacy_logprobs(const Tokenizer& tokenizer, const std::vector<TokenRecord>& tokens, int32_t num_top);
 // {content: [{token, logprob, bytes, top_logprobs}]}
-OrderedJson chat_logprobs(const Tokenizer& tokenizer, const std::vector<TokenRecord>& tokens, int32_t num_top);
-OrderedJson reply_json(const Tokenizer& tokenizer, const ReplyMeta& meta, const ReplyOptions& options,
-                       const std::vector<ChoiceReply>& choices, const Usage& usage);
+Json chat_logprobs(const Tokenizer& tokenizer, const std::vector<TokenRecord>& tokens, int32_t num_top);
+Json reply_json(const Tokenizer& tokenizer, const ReplyMeta& meta, const ReplyOptions& options,
+                const std::vector<ChoiceReply>& choices, const Usage& usage);
 
 // Formats the events of one stream. Every result is one or more whole SSE events ("data: …\n\n").
 class ChunkWriter {

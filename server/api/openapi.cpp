@@ -2,8 +2,8 @@
 
 #include <map>
 
+#include "base/json.h"
 #include "server/http/http_server.h"
-#include "server/json_reader.h"
 
 namespace bam {
 
@@ -44,11 +44,11 @@ const std::map<std::string, Bodies>& bodies_by_path() {
   return bodies;
 }
 
-OrderedJson ref(const char* name) { return {{"$ref", std::string("#/components/schemas/") + name}}; }
+Json ref(const char* name) { return {{"$ref", std::string("#/components/schemas/") + name}}; }
 
-OrderedJson json_content(const char* schema) { return {{"application/json", {{"schema", ref(schema)}}}}; }
+Json json_content(const char* schema) { return {{"application/json", {{"schema", ref(schema)}}}}; }
 
-void add_errors(const Route& route, const Bodies& bodies, OrderedJson& responses) {
+void add_errors(const Route& route, const Bodies& bodies, Json& responses) {
   const auto add = [&](const char* status, const char* text) {
     if (!responses.contains(status)) responses[status] = {{"description", text}, {"content", json_content("Error")}};
   };
@@ -68,20 +68,20 @@ void add_errors(const Route& route, const Bodies& bodies, OrderedJson& responses
   if (route.needs_model || route.admits_work) add("503", "Loading, draining or overloaded");
 }
 
-OrderedJson operation(const Route& route, const Bodies& bodies) {
-  OrderedJson op;
+Json operation(const Route& route, const Bodies& bodies) {
+  Json op;
   op["summary"] = route.summary;
   std::string id = route.method == "GET" ? "get" : "post";
   for (const char c : route.path) id += c == '/' || c == '{' || c == '}' || c == '.' ? '_' : c;
   op["operationId"] = id;
   if (route.path.find("{id}") != std::string::npos) {
-    op["parameters"] = OrderedJson::array(
+    op["parameters"] = Json::array(
         {{{"name", "id"}, {"in", "path"}, {"required", true}, {"schema", {{"type", "string"}, {"minLength", 1}}}}});
   }
   if (bodies.request) {
     op["requestBody"] = {{"required", true}, {"content", json_content(bodies.request)}};
   }
-  OrderedJson content;
+  Json content;
   if (bodies.reply) {
     content = json_content(bodies.reply);
   } else {
@@ -90,27 +90,27 @@ OrderedJson operation(const Route& route, const Bodies& bodies) {
   if (route.admits_work && route.path.find("completions") != std::string::npos) {
     content["text/event-stream"] = {{"schema", {{"type", "string"}}}};
   }
-  OrderedJson responses;
+  Json responses;
   responses["200"] = {{"description", "OK"}, {"content", std::move(content)}};
   if (route.path == "/health" || route.path == "/readyz") {
     responses["503"] = {{"description", "Not ready"}, {"content", json_content(bodies.reply)}};
   }
   add_errors(route, bodies, responses);
   op["responses"] = std::move(responses);
-  if (route.access == Access::kPublic) op["security"] = OrderedJson::array();
+  if (route.access == Access::kPublic) op["security"] = Json::array();
   return op;
 }
 
 }  // namespace
 
 std::string openapi_document(const std::string& version) {
-  OrderedJson paths = OrderedJson::object();
+  Json paths = Json::object();
   for (const Route& route : all_routes()) {
     const auto it = bodies_by_path().find(route.path);
     if (it == bodies_by_path().end()) continue;  // the built-in page
     paths[route.path][route.method == "GET" ? "get" : "post"] = operation(route, it->second);
   }
-  OrderedJson document;
+  Json document;
   document["openapi"] = "3.1.0";
   document["info"] = {{"title", "bam"},
                       {"version", version},
@@ -118,13 +118,12 @@ std::string openapi_document(const std::string& version) {
                        "Inference server for BAM language models. Routes under /v1 answer without the "
                        "prefix too. Unknown request fields are ignored and named in X-Ignored-Fields."}};
   document["paths"] = std::move(paths);
-  document["components"] = {{"schemas", OrderedJson::parse(openapi_schemas())},
+  document["components"] = {{"schemas", Json::parse(openapi_schemas())},
                             {"securitySchemes",
                              {{"bearer", {{"type", "http"}, {"scheme", "bearer"}}},
                               {"apiKey", {{"type", "apiKey"}, {"in", "header"}, {"name", "X-API-Key"}}}}}};
   // Keys are needed only when the server was started with one: the empty requirement allows none.
-  document["security"] = OrderedJson::array(
-      {OrderedJson::object(), {{"bearer", OrderedJson::array()}}, {{"apiKey", OrderedJson::array()}}});
+  document["security"] = Json::array({Json::object(), {{"bearer", Json::array()}}, {{"apiKey", Json::array()}}});
   return dump_json(document);
 }
 

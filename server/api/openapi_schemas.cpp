@@ -2,7 +2,7 @@
 
 namespace bam {
 
-// One line per schema. tests/http/test_openapi.py checks real replies against them.
+// One line per schema. tests/http/test_schemathesis.py checks real replies against them.
 const char* openapi_schemas() {
   return R"({
 "Error": {"type": "object", "properties": {"error": {"type": "object", "properties": {"message": {"type": "string"},

@@ -5,8 +5,8 @@
 
 #include <fmt/chrono.h>
 
+#include "base/json.h"
 #include "base/log.h"
-#include "server/json_reader.h"
 
 namespace bam {
 
@@ -42,17 +42,17 @@ void RequestLog::write() const {
   const double rate =
       generated_tokens > 1 && decode_ms > 0 ? static_cast<double>(generated_tokens - 1) * 1000 / decode_ms : 0;
   if (log::is_json()) {
-    OrderedJson json{{"time", now_iso8601()}, {"level", is_generation ? "info" : "debug"},
-                     {"message", "request"},  {"id", id},
-                     {"method", method},      {"path", path},
-                     {"peer", peer},          {"status", status}};
+    Json json{{"time", now_iso8601()}, {"level", is_generation ? "info" : "debug"},
+              {"message", "request"},  {"id", id},
+              {"method", method},      {"path", path},
+              {"peer", peer},          {"status", status}};
     if (is_generation) {
       json["prompt_tokens"] = prompt_tokens;
       json["cached_tokens"] = cached_tokens;
       json["generated_tokens"] = generated_tokens;
-      json["ttft_ms"] = ttft_ms < 0 ? OrderedJson() : OrderedJson(round1(ttft_ms));
+      json["ttft_ms"] = ttft_ms < 0 ? Json() : Json(round1(ttft_ms));
       json["tokens_per_second"] = round1(rate);
-      json["finish"] = finish.empty() ? OrderedJson() : OrderedJson(finish);
+      json["finish"] = finish.empty() ? Json() : Json(finish);
     }
     json["total_ms"] = round1(total_ms);
     if (!error.empty()) json["error"] = error;
@@ -66,8 +66,8 @@ void RequestLog::write() const {
     if (ttft_ms >= 0) text += fmt::format(" | ttft {:.1f} ms, {:.1f} tok/s", ttft_ms, rate);
     if (!finish.empty()) text += " | " + finish;
   }
-  if (!error.empty()) text += " | " + json_quote(error);
-  if (!prompt.empty()) text += " | " + json_quote(prompt);
+  if (!error.empty()) text += " | " + dump_json_string(error);
+  if (!prompt.empty()) text += " | " + dump_json_string(prompt);
   spdlog::default_logger_raw()->log(level, "{}", text);
 }
 

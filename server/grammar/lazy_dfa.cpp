@@ -1,6 +1,9 @@
 #include "server/grammar/lazy_dfa.h"
 
 #include <algorithm>
+#include <span>
+
+#include "base/hash.h"
 
 namespace bam::constraints {
 namespace {
@@ -10,14 +13,6 @@ namespace {
 // correct.
 constexpr size_t kMaxItems = 4096;
 constexpr size_t kMaxVisited = 32'768;
-
-uint64_t mix(uint64_t x) {
-  x ^= x >> 32;
-  x *= 0x9E3779B97F4A7C15ull;
-  x ^= x >> 29;
-  x *= 0xBF58476D1CE4E5B9ull;
-  return x ^ (x >> 32);
-}
 
 }  // namespace
 
@@ -31,7 +26,7 @@ void StampedSet::clear() {
 
 bool StampedSet::insert(uint64_t key) {
   if (2 * size_ >= slots_.size()) grow();
-  size_t i = mix(key) % slots_.size();
+  size_t i = hash_number(key) % slots_.size();
   for (; slots_[i].stamp == stamp_; i = (i + 1) % slots_.size()) {
     if (slots_[i].key == key) return false;
   }
@@ -45,7 +40,7 @@ void StampedSet::grow() {
   old.swap(slots_);
   for (const Slot& slot : old) {
     if (slot.stamp != stamp_) continue;
-    size_t i = mix(slot.key) % slots_.size();
+    size_t i = hash_number(slot.key) % slots_.size();
     while (slots_[i].stamp == stamp_) i = (i + 1) % slots_.size();
     slots_[i] = slot;
   }
@@ -117,8 +112,7 @@ bool LazyDfa::close() {
 
 LazyDfa::ConfigId LazyDfa::intern(bool accepting) {
   if (items_.empty() && !accepting) return kDead;
-  uint64_t hash = mix(accepting ? 2 : 1);
-  for (const Item& item : items_) hash = mix(hash ^ ((uint64_t{item.stack} << 32) | item.state));
+  const uint64_t hash = hash_bytes(std::as_bytes(std::span(items_)), accepting);
   size_t slot = hash % table_.size();
   for (; table_[slot] != kDead; slot = (slot + 1) % table_.size()) {
     const Config& config = configs_[table_[slot]];

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <type_traits>
 #include <unordered_map>
 #include <vector>
 
@@ -69,6 +70,7 @@ class LazyDfa {
     StackId stack;
     auto operator<=>(const Item&) const = default;
   };
+  static_assert(std::has_unique_object_representations_v<Item>);  // hashed as bytes
   struct Config {
     uint32_t first_item, num_items;
     uint64_t hash;

@@ -93,28 +93,6 @@ void check_supported(const Json& schema, const std::string& at) {
   }
 }
 
-// Nesting of the text itself, before anything recursive looks at it.
-void check_text(const std::string& text) {
-  if (text.size() > kMaxSchemaBytes) {
-    throw Error("the schema has {} bytes, at most {} are allowed", text.size(), kMaxSchemaBytes);
-  }
-  int depth = 0;
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      if (c == '\\') ++i;
-      if (c == '"') in_string = false;
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '{' || c == '[') {
-      if (++depth > kMaxSchemaDepth) throw Error("the schema is nested deeper than {}", kMaxSchemaDepth);
-    } else if (c == '}' || c == ']') {
-      --depth;
-    }
-  }
-}
-
 std::string percent_decoded(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -184,7 +162,7 @@ const Json& SchemaCompiler::resolve(const std::string& ref) const {
   if (!pointer.empty() && pointer[0] != '/') throw Error("references to anchors are not supported");
   try {
     return root_.at(Json::json_pointer(pointer));
-  } catch (const nlohmann::json::exception&) {
+  } catch (const Json::exception&) {
     throw Error("the reference \"{}\" leads nowhere", ref);
   }
 }
@@ -353,10 +331,9 @@ void SchemaCompiler::add_type(const std::string& type, const Json& schema, State
 }
 
 void build_json_schema(const std::string& schema_json, AutomatonBuilder& out) {
-  check_text(schema_json);
-  const Json root = Json::parse(schema_json, nullptr, /*allow_exceptions=*/false);
-  if (root.is_discarded()) throw Error("the schema is not valid JSON");
-  SchemaCompiler(root, out).run();
+  const Result<Json> root = parse_json(schema_json, {.max_bytes = kMaxSchemaBytes, .max_depth = kMaxSchemaDepth});
+  if (!root) throw Error("the schema cannot be read: {}", root.error().what());
+  SchemaCompiler(*root, out).run();
 }
 
 }  // namespace bam::constraints

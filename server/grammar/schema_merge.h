@@ -4,11 +4,9 @@
 #include <string>
 #include <string_view>
 
-#include <nlohmann/json.hpp>
+#include "base/json.h"
 
 namespace bam::constraints {
-
-using Json = nlohmann::ordered_json;  // properties keep their order
 
 // Keywords that say nothing about which values are valid: annotations and containers of
 // definitions.

@@ -302,16 +302,5 @@ TEST(PrefixCache, HashesDependOnEveryTokenItsPlaceAndTheParent) {
   }
 }
 
-TEST(PrefixCache, ByteHashSeesEveryBitAndTheLength) {
-  std::vector<std::byte> bytes(77);
-  std::set<uint64_t> seen = {hash_bytes(bytes, 0), hash_bytes(bytes, 1)};
-  for (size_t n = 0; n < 77; ++n) EXPECT_TRUE(seen.insert(hash_bytes(std::span(bytes).first(n), 0)).second) << n;
-  for (size_t bit = 0; bit < 77 * 8; ++bit) {
-    bytes[bit / 8] ^= std::byte(1u << (bit % 8));
-    EXPECT_TRUE(seen.insert(hash_bytes(bytes, 0)).second) << bit;
-    bytes[bit / 8] ^= std::byte(1u << (bit % 8));
-  }
-}
-
 }  // namespace
 }  // namespace bam

@@ -168,6 +168,8 @@ TEST(ParseCompletion, Constraints) {
       "response_format", R"({"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}})"));
   EXPECT_EQ(schema.constraint.kind, Kind::kJsonSchema);
   EXPECT_EQ(schema.constraint.text, R"({"type":"object"})");
+  const std::string ordered = R"({"type":"object","properties":{"zeta":{"type":"null"},"alpha":{"type":"null"}}})";
+  EXPECT_EQ(accept(with("guided_json", ordered)).constraint.text, ordered) << "properties are written in this order";
   EXPECT_EQ(accept(with("regex", "\"a+\"")).constraint.text, "a+");
   EXPECT_EQ(accept(with("guided_regex", "\"a+\"")).constraint.kind, Kind::kRegex);
   EXPECT_EQ(accept(with("structured_outputs", R"({"choice": ["a"]})")).constraint.choices.size(), 1u);

@@ -67,11 +67,11 @@ TEST_F(OpenAiReply, LegacyLogprobs) {
   std::vector<TokenRecord> tokens;
   tokens.push_back({id_, std::nullopt, 0});
   tokens.push_back({id_, TokenLogprobs{-1.5f, 2, {{id_ + 1, -0.25f}}}, 4});
-  const OrderedJson json = legacy_logprobs(*tokenizer_, tokens, 1);
+  const Json json = legacy_logprobs(*tokenizer_, tokens, 1);
   EXPECT_TRUE(json["token_logprobs"][0].is_null());
   EXPECT_TRUE(json["top_logprobs"][0].is_null());
   EXPECT_FLOAT_EQ(json["token_logprobs"][1].get<float>(), -1.5f);
-  EXPECT_EQ(json["text_offset"], OrderedJson::array({0, 4}));
+  EXPECT_EQ(json["text_offset"], Json::array({0, 4}));
   // The chosen token is always there, beside the best ones.
   EXPECT_EQ(json["top_logprobs"][1].size(), 2u);
   EXPECT_FLOAT_EQ(json["top_logprobs"][1][name].get<float>(), -1.5f);
@@ -85,13 +85,13 @@ TEST_F(OpenAiReply, LogprobsAreFiniteNumbers) {
 
 TEST_F(OpenAiReply, WholeReply) {
   ChoiceReply choice{.index = 0, .text = "hi", .finish_reason = "stop", .stop_reason = int32_t{7}};
-  const OrderedJson chat = reply_json(*tokenizer_, meta_, {}, {choice}, {});
+  const Json chat = reply_json(*tokenizer_, meta_, {}, {choice}, {});
   EXPECT_EQ(chat["object"], "chat.completion");
   EXPECT_EQ(chat["choices"][0]["message"]["content"], "hi");
   EXPECT_EQ(chat["choices"][0]["stop_reason"], 7);
   EXPECT_EQ(chat["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
   meta_.kind = ApiKind::kCompletion;
-  const OrderedJson text = reply_json(*tokenizer_, meta_, {}, {choice}, {});
+  const Json text = reply_json(*tokenizer_, meta_, {}, {choice}, {});
   EXPECT_EQ(text["object"], "text_completion");
   EXPECT_EQ(text["choices"][0]["text"], "hi");
   EXPECT_TRUE(text["choices"][0]["logprobs"].is_null());

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
+#include "base/json.h"
 
 #include "tests/server/grammar/constraint_testing.h"
 
@@ -14,7 +14,6 @@ namespace {
 using testing::accepts;
 using testing::sample;
 using testing::TestVocabulary;
-using Json = nlohmann::ordered_json;
 
 class Validator {
  public:
