@@ -3,19 +3,20 @@
 
 #include <fmt/format.h>
 
-#include "app/bench/bench_report.h"
-#include "app/bench/bench_result.h"
-#include "app/bench/bench_run.h"
-#include "app/bench/cli.h"
-#include "app/bench/terminal.h"
-#include "app/bench/units.h"
+#include "app/client/bench_report.h"
+#include "app/client/bench_result.h"
+#include "app/client/bench_run.h"
+#include "app/client/report_options.h"
+#include "app/client/terminal.h"
+#include "app/command.h"
 #include "app/commands.h"
+#include "app/units.h"
 #include "base/error.h"
 
 namespace bam {
 namespace {
 
-using namespace bench;
+using namespace client;
 
 constexpr const char* kFooter =
     R"(Load: --concurrency N keeps N requests in flight (closed loop); --request-rate R sends R per second whatever the

@@ -2,17 +2,18 @@
 
 #include <fmt/format.h>
 
-#include "app/bench/cli.h"
-#include "app/bench/perplexity.h"
-#include "app/bench/terminal.h"
-#include "app/bench/units.h"
+#include "app/client/perplexity.h"
+#include "app/client/report_options.h"
+#include "app/client/terminal.h"
+#include "app/command.h"
 #include "app/commands.h"
+#include "app/units.h"
 #include "base/error.h"
 
 namespace bam {
 namespace {
 
-using namespace bench;
+using namespace client;
 
 constexpr const char* kFooter = R"(Examples:
   bam eval perplexity book.txt --length 10k --window 512 --out demo.json

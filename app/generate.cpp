@@ -165,7 +165,7 @@ int run_generate(int argc, char** argv) {
       "  bam generate -p \"Once upon a time\" -n 64 --temperature 0\n"
       "  bam generate --model ./my-checkpoint -f prompt.txt --seed 7\n"
       "  echo Hello | bam generate --chat");
-  return flags.run("generate", app, argc, argv, [&](const ServeConfig& config) {
+  return flags.run(app, argc, argv, [&](const ServeConfig& config) {
     options.has_prompt = prompt->count() > 0;
     ModelSettings settings = config.model;
     settings.engine.max_num_seqs = 1;

@@ -10,6 +10,7 @@
 #include "app/inspect_measure.h"
 #include "app/model_setup.h"
 #include "app/option_flags.h"
+#include "app/units.h"
 #include "engine/capacity.h"
 #include "engine/kv_geometry.h"
 #include "kernels/paged_kv.h"
@@ -170,7 +171,7 @@ Json to_json(const Inspection& in) {
 void append_measurement(const AttentionMeasurement& in, std::string& out) {
   out +=
       fmt::format("\nA passkey prompt of {} tokens took {:.2f} s ({:.2f} s to the first token) and {} of KV pages.\n",
-                  in.prompt_tokens, in.seconds, in.first_token_seconds, human_bytes(in.kv_bytes));
+                  in.prompt_tokens, in.seconds, in.first_token_seconds, format_bytes(in.kv_bytes));
   out +=
       fmt::format("Hidden: {}. Answer: {}, {}.\n", in.key,
                   Json(in.answer).dump(-1, ' ', false, Json::error_handler_t::replace), in.right ? "right" : "wrong");
@@ -186,27 +187,25 @@ void print_text(const Inspection& in) {
   const ModelConfig& config = in.config;
   std::string out;
   out += fmt::format("checkpoint   {}\n", in.checkpoint.string());
-  out += fmt::format(
-      "parameters   {} ({} embedding + {} rest)\n",
-      human_count(static_cast<double>(config.num_parameters_without_embedding() + config.num_embedding_parameters())),
-      human_count(static_cast<double>(config.num_embedding_parameters())),
-      human_count(static_cast<double>(config.num_parameters_without_embedding())));
-  out += fmt::format("files        {} in {} file(s), {}\n", human_bytes(in.file_bytes), in.num_files,
+  out += fmt::format("parameters   {} ({} embedding + {} rest)\n",
+                     format_magnitude(config.num_parameters_without_embedding() + config.num_embedding_parameters()),
+                     format_magnitude(config.num_embedding_parameters()),
+                     format_magnitude(config.num_parameters_without_embedding()));
+  out += fmt::format("files        {} in {} file(s), {}\n", format_bytes(in.file_bytes), in.num_files,
                      dtype_name(config.torch_dtype));
   out += fmt::format("shape        {} layers, hidden {}, FFN {}, {} heads ({} KV) of {}, vocabulary {}\n",
                      config.num_layers, config.hidden_size, config.intermediate_size, config.num_heads,
                      config.num_kv_heads, config.head_dim, config.vocab_size);
   out += fmt::format("positions    {}{}, trained on {} tokens\n\n", position_encoding_name(config.position_encoding),
                      config.ssmax ? " with SSMax" : "", config.max_position_embeddings);
-  out += fmt::format("KV cache     bytes/token   tokens in {:<10} longest context\n", human_bytes(in.kv_memory_bytes));
+  out += fmt::format("KV cache     bytes/token   tokens in {:<10} longest context\n", format_bytes(in.kv_memory_bytes));
   for (const DType dtype : kKvDtypes) {
     const KvCost cost = kv_cost(in, dtype);
     out += fmt::format("  {:<10} {:>12.0f}   {:>20} {:>15}\n", dtype_name(dtype), cost.bytes_per_token, cost.tokens,
                        cost.longest_context);
   }
   out += "\nlayer head   theta_alpha  theta_beta  theta_mu        s   class       bound";
-  for (const int64_t length : in.lengths)
-    out += fmt::format("  {:>12}", "reach@" + human_count(static_cast<double>(length)));
+  for (const int64_t length : in.lengths) out += fmt::format("  {:>12}", "reach@" + format_magnitude(length));
   out += "\n";
   for (size_t i = 0; i < in.heads.size(); ++i) {
     const HeadReport& head = in.heads[i];
@@ -241,7 +240,7 @@ int run_inspect(int argc, char** argv) {
   app.footer(
       "Examples:\n  bam inspect --model demo\n  bam inspect --model ./my-checkpoint --at 512 524288 --json\n"
       "  bam inspect --model demo --measure 65536");
-  return flags.run("inspect", app, argc, argv, [&](const ServeConfig& config) {
+  return flags.run(app, argc, argv, [&](const ServeConfig& config) {
     if (lengths.empty()) lengths = {4096, 65536, 1048576};
     Inspection result = inspect_checkpoint(config.model, lengths);
     if (measure > 0) result.measured = measure_attention(config.model, measure);

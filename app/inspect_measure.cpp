@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
-#include "app/bench/passkey_prompt.h"
-#include "app/bench/terminal.h"
+#include "app/client/passkey_prompt.h"
+#include "app/client/terminal.h"
 #include "app/queue_sink.h"
 #include "models/head_report.h"
 
@@ -21,9 +21,9 @@ AttentionMeasurement measure_attention(ModelSettings settings, int64_t prompt_to
   settings.engine.prefix_cache = false;
   const LoadedModel model = load_model(settings);
   const Tokenizer* tokenizer = model.tokenizer.get();
-  const bench::PieceEncoder encoder([tokenizer](std::string_view text) { return tokenizer->encode(text, false); });
-  const std::string key = bench::make_passkey(1, prompt_tokens, 0.5, 0);
-  bench::PasskeyPrompt prompt = bench::make_passkey_prompt(encoder, prompt_tokens, 0.5, key);
+  const client::PieceEncoder encoder([tokenizer](std::string_view text) { return tokenizer->encode(text, false); });
+  const std::string key = client::make_passkey(1, prompt_tokens, 0.5, 0);
+  client::PasskeyPrompt prompt = client::make_passkey_prompt(encoder, prompt_tokens, 0.5, key);
 
   Request request;
   request.id = "inspect";
@@ -40,7 +40,7 @@ AttentionMeasurement measure_attention(ModelSettings settings, int64_t prompt_to
   result.prompt_tokens = prompt_tokens;
   result.key = key;
   std::vector<int32_t> answer;
-  bench::LiveArea live;
+  client::LiveArea live;
   while (true) {
     const Event event = sink->next();
     if (const auto* progress = std::get_if<ProgressEvent>(&event)) {
@@ -61,7 +61,7 @@ AttentionMeasurement measure_attention(ModelSettings settings, int64_t prompt_to
   result.seconds = seconds_since(started);
   live.clear();
   result.answer = tokenizer->decode(answer);
-  result.right = bench::is_passkey_hit(result.answer, key);
+  result.right = client::is_passkey_hit(result.answer, key);
   model.engine->drain(std::chrono::seconds(10));  // after it the last step is in the snapshot
   const auto snapshot = model.engine->snapshot();
   const KvLayout layout =

@@ -1,13 +1,10 @@
 #include "app/model_setup.h"
 
-#include <cstdio>
 #include <cstdlib>
-#include <fstream>
-#include <sstream>
 
-#include <nlohmann/json.hpp>
-
+#include "app/units.h"
 #include "base/error.h"
+#include "base/json_fields.h"
 #include "engine/capacity.h"
 #include "kernels/device.h"
 #include "models/bam.h"
@@ -64,30 +61,21 @@ std::unique_ptr<Backend> make_backend(const ModelSettings& settings) {
 SamplingDefaults load_sampling_defaults(const fs::path& checkpoint) {
   SamplingDefaults defaults;
   const fs::path file = checkpoint / "generation_config.json";
-  std::ifstream stream(file);
-  if (!stream) return defaults;
-  std::stringstream text;
-  text << stream.rdbuf();
-  const auto root = nlohmann::json::parse(text.str(), nullptr, false);
-  if (!root.is_object()) throw Error("{}: is not a JSON object", file.string());
-  const auto read = [&](const char* key, double min, double max, auto& target) {
-    const auto it = root.find(key);
-    if (it == root.end() || it->is_null()) return;
-    if (!it->is_number() || !(it->get<double>() >= min && it->get<double>() <= max)) {
-      throw Error("{}: '{}' is not a number between {} and {}", file.string(), key, min, max);
-    }
-    target = it->get<std::remove_reference_t<decltype(target)>>();
+  if (!fs::exists(file)) return defaults;
+  const Result<Json> root = parse_json(read_text_file(file.string()));
+  if (!root) throw Error("{}: {}", file.string(), root.error().what());
+  if (!root->is_object()) throw Error("{}: must be a JSON object", file.string());
+  FieldReader fields(*root, {}, throw_field_error(file.string()));
+  const auto read = [&](const char* key, double min, double max, float& target) {
+    target = static_cast<float>(fields.number(key, min, max).value_or(target));
   };
   read("temperature", 0, 100, defaults.temperature);
   read("top_p", 1e-9, 1, defaults.top_p);
-  read("top_k", 0, 1e9, defaults.top_k);
   read("min_p", 0, 0.999999, defaults.min_p);
   read("repetition_penalty", 1e-6, 100, defaults.repetition_penalty);
+  defaults.top_k = static_cast<int32_t>(fields.integer("top_k", 0, 1'000'000'000).value_or(defaults.top_k));
   // Hugging Face's switch for greedy decoding.
-  if (const auto it = root.find("do_sample");
-      it != root.end() && it->is_boolean() && !it->get<bool>() && !root.contains("temperature")) {
-    defaults.temperature = 0;
-  }
+  if (!fields.boolean("do_sample").value_or(true) && !fields.has("temperature")) defaults.temperature = 0;
   return defaults;
 }
 
@@ -123,39 +111,9 @@ LoadedModel load_model(const ModelSettings& settings) {
 std::string LoadedModel::description() const {
   const EngineConfig& config = engine->config();
   return fmt::format("{}: {} parameters, {} {} | KV {} {} = {} tokens, context {} | {}", checkpoint.filename().string(),
-                     human_count(static_cast<double>(num_parameters)), human_bytes(weight_bytes),
-                     dtype_name(weight_dtype), human_bytes(config.kv_memory_bytes), dtype_name(config.kv_dtype),
-                     engine->capacity_tokens(), config.max_model_len, backend->description());
-}
-
-std::string human_count(double value) {
-  for (const char* unit : {"", "K", "M", "B"}) {
-    const int digits = !*unit || value >= 100 ? 0 : value >= 10 ? 1 : 2;
-    if (value < 999.5) return fmt::format("{:.{}f}{}", value, digits, unit);
-    value /= 1000;
-  }
-  return fmt::format("{:.1f}T", value);
-}
-
-std::string human_bytes(uint64_t bytes) {
-  double value = static_cast<double>(bytes);
-  for (const char* unit : {"B", "KiB", "MiB", "GiB"}) {
-    if (value < 1023.5) return fmt::format("{:.{}f} {}", value, *unit == 'B' ? 0 : 1, unit);
-    value /= 1024;
-  }
-  return fmt::format("{:.1f} TiB", value);
-}
-
-int guarded(const char* command, const std::function<int()>& body) {
-  try {
-    return body();
-  } catch (const UsageError& error) {
-    std::fprintf(stderr, "bam %s: %s\n", command, error.what());
-    return 2;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "bam %s: %s\n", command, error.what());
-    return 1;
-  }
+                     format_magnitude(num_parameters), format_bytes(weight_bytes), dtype_name(weight_dtype),
+                     format_bytes(config.kv_memory_bytes), dtype_name(config.kv_dtype), engine->capacity_tokens(),
+                     config.max_model_len, backend->description());
 }
 
 }  // namespace bam

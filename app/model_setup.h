@@ -37,10 +37,4 @@ LoadedModel load_model(const ModelSettings& settings);
 // generation_config.json, if the checkpoint has one.
 SamplingDefaults load_sampling_defaults(const std::filesystem::path& checkpoint);
 
-std::string human_count(double value);    // 4.2M
-std::string human_bytes(uint64_t bytes);  // 8.1 MiB
-
-// Runs a sub-command's body: errors become one line on stderr and exit code 2 (usage) or 1 (all others).
-int guarded(const char* command, const std::function<int()>& body);
-
 }  // namespace bam

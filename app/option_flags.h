@@ -16,10 +16,8 @@ class OptionFlags {
  public:
   OptionFlags(CLI::App& app, const std::function<bool(const ServeOption&)>& wanted);
 
-  // Parses the command line, resolves flags, environment and --config, and runs the body. Problems become one line on
-  // stderr and exit code 2 (usage) or 1 (all others).
-  int run(const char* command, CLI::App& app, int argc, char** argv,
-          const std::function<int(const ServeConfig&)>& body);
+  // Parses the command line, resolves flags, environment and --config, and runs the body as run_command does.
+  int run(CLI::App& app, int argc, char** argv, const std::function<int(const ServeConfig&)>& body);
 
  private:
   std::map<std::string, std::vector<std::string>> given_;

@@ -1,20 +1,21 @@
-#include "app/bench/passkey_report.h"
-#include "app/bench/passkey_run.h"
+#include "app/client/passkey_report.h"
+#include "app/client/passkey_run.h"
 
 #include <cstdio>
 
 #include <fmt/format.h>
 
-#include "app/bench/cli.h"
-#include "app/bench/terminal.h"
-#include "app/bench/units.h"
+#include "app/client/report_options.h"
+#include "app/client/terminal.h"
+#include "app/command.h"
 #include "app/commands.h"
+#include "app/units.h"
 #include "base/error.h"
 
 namespace bam {
 namespace {
 
-using namespace bench;
+using namespace client;
 
 constexpr const char* kFooter =
     R"(Tasks: passkey, niah_single_1/2/3, niah_multikey_1/2/3, niah_multivalue, niah_multiquery (RULER's definitions).

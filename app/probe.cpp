@@ -2,13 +2,15 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include <fmt/format.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "app/bench/http_loop.h"
+#include "app/client/http_loop.h"
+#include "app/command.h"
 #include "app/commands.h"
-#include "app/model_setup.h"
 #include "app/serve_config.h"
+#include "app/units.h"
 
 namespace bam {
 
@@ -17,14 +19,14 @@ namespace {
 // The address of the server that this environment would start.
 std::string local_url() {
   const Environment environment = process_environment();
-  const std::string port = environment("BAM_PORT").value_or("8000");
+  const std::string port = environment("BAM_PORT").value_or(std::to_string(ServerConfig().port));
   parse_integer(port, "BAM_PORT", 1, 65535);
   const bool tls = !environment("BAM_TLS_CERT").value_or("").empty();
   return fmt::format("{}://127.0.0.1:{}/readyz", tls ? "https" : "http", port);
 }
 
 // The server's reason for not being ready, or the beginning of whatever it said.
-std::string reason(const bench::HttpResponse& reply) {
+std::string reason(const client::HttpResponse& reply) {
   const auto root = nlohmann::json::parse(reply.body, nullptr, false);
   if (root.is_object()) {
     if (const auto error = root.find("error"); error != root.end() && error->is_object()) {
@@ -38,8 +40,8 @@ int probe(const std::string& url, double timeout_s) {
   // A probe asks this one server, never a proxy in between.
   for (const char* name : {"http_proxy", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"}) unsetenv(name);
   // Who checks his own health knows whom he asks: certificates are made for other names than 127.0.0.1.
-  bench::HttpSession session({.verify_tls = false});
-  const bench::HttpResponse reply = session.get(url, timeout_s);
+  client::HttpSession session({.verify_tls = false});
+  const client::HttpResponse reply = session.get(url, timeout_s);
   if (!reply.error.empty()) {
     std::printf("%s: %s\n", url.c_str(), reply.error.c_str());
     return 1;
@@ -64,15 +66,7 @@ int run_probe(int argc, char** argv) {
       "Examples:\n"
       "  bam probe\n"
       "  bam probe http://127.0.0.1:9000/livez --timeout 1");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp& help) {
-    return app.exit(help);
-  } catch (const CLI::ParseError& error) {
-    std::fprintf(stderr, "bam probe: %s (see bam probe --help)\n", error.what());
-    return 2;
-  }
-  return guarded("probe", [&] { return probe(url.empty() ? local_url() : url, timeout_s); });
+  return run_command(app, argc, argv, [&] { return probe(url.empty() ? local_url() : url, timeout_s); });
 }
 
 }  // namespace bam

@@ -13,6 +13,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "app/command.h"
 #include "app/commands.h"
 #include "base/error.h"
 #include "engine/config.h"
@@ -464,12 +465,7 @@ int run_selftest(int argc, char** argv) {
   app.add_option("--size", size, "shapes: small or full")
       ->check(CLI::IsMember({"small", "full"}))
       ->capture_default_str();
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
-  try {
+  return run_command(app, argc, argv, [&] {
     const auto backend = make_backend(device, {.operands = dtype, .gemm = gemm});
     std::printf("%s\n\n%-24s %-16s %10s %10s\n", backend->description().c_str(), "operation", "shape", "error",
                 "allowed");
@@ -482,13 +478,7 @@ int run_selftest(int argc, char** argv) {
     std::printf("\n%s\n", failures == 0 ? "all operations agree with the CPU"
                                         : fmt::format("{} of the results are wrong", failures).c_str());
     return failures == 0 ? 0 : 1;
-  } catch (const UsageError& error) {
-    std::fprintf(stderr, "bam selftest: %s\n", error.what());
-    return 2;
-  } catch (const Error& error) {
-    std::fprintf(stderr, "bam selftest: %s\n", error.what());
-    return 1;
-  }
+  });
 }
 
 }  // namespace bam

@@ -14,7 +14,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "app/bench/passkey_prompt.h"
+#include "app/client/passkey_prompt.h"
 #include "app/commands.h"
 #include "app/option_flags.h"
 #include "base/log.h"
@@ -228,9 +228,9 @@ std::unique_ptr<ServingModel> make_serving_model(const LoadedModel& loaded) {
   const Tokenizer* tokenizer = loaded.tokenizer.get();
   model->passkey_prompt = [tokenizer](int64_t length, double depth, uint64_t seed) -> Result<PasskeyPrompt> {
     try {
-      const bench::PieceEncoder encoder([tokenizer](std::string_view text) { return tokenizer->encode(text, false); });
-      const std::string key = bench::make_passkey(seed, length, depth, 0);
-      auto prompt = bench::make_passkey_prompt(encoder, length, depth, key);
+      const client::PieceEncoder encoder([tokenizer](std::string_view text) { return tokenizer->encode(text, false); });
+      const std::string key = client::make_passkey(seed, length, depth, 0);
+      auto prompt = client::make_passkey_prompt(encoder, length, depth, key);
       return PasskeyPrompt{std::move(prompt.ids), prompt.key, prompt.max_tokens};
     } catch (const Error& error) {
       return error;
@@ -258,7 +258,7 @@ int run_serve(int argc, char** argv) {
       "  bam serve --host 0.0.0.0 --api-key-file keys.txt --tls-cert cert.pem --tls-key key.pem\n"
       "  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' "
       "-d '{\"prompt\": \"Once\", \"max_tokens\": 32}'");
-  return flags.run("serve", app, argc, argv, [](const ServeConfig& config) { return serve(config); });
+  return flags.run(app, argc, argv, [](const ServeConfig& config) { return serve(config); });
 }
 
 }  // namespace bam

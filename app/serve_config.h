@@ -44,12 +44,15 @@ struct ServeOption {
   std::string name;     // as a flag without the dashes: "kv-dtype"
   std::string metavar;  // "f32|f16|int8|int4"
   std::string help;
-  std::string fallback;  // the default as text
-  bool list = false;     // may be given several times; joined with commas
+  std::string fallback;  // the default as text: what `show` says of a fresh ServeConfig
+  bool list = false;     // may be given several times
   bool secret = false;
   bool model = false;  // also a flag of generate and inspect
-  // Throws UsageError that begins with `origin`.
-  std::function<void(ServeConfig&, const std::string& value, const std::string& origin)> apply;
+  // Reads one value, or the several of a list. Throws UsageError that begins with `origin`.
+  using Apply = std::function<void(ServeConfig&, const std::vector<std::string>& values, const std::string& origin)>;
+  using Show = std::function<std::string(const ServeConfig&)>;
+  Apply apply;
+  Show show;  // the setting as text that `apply` takes back
 
   std::string environment() const;  // "BAM_KV_DTYPE"
 };
@@ -59,15 +62,12 @@ const std::vector<ServeOption>& serve_options();
 using Environment = std::function<std::optional<std::string>(const std::string& name)>;
 Environment process_environment();
 
-// `flags`: name -> value of the flags that were given. `config_file`: text of the file, if any, and its name for
-// messages.
-ServeConfig resolve_serve_config(const std::map<std::string, std::string>& flags, const Environment& environment,
-                                 const std::optional<std::string>& config_file, const std::string& config_name);
+// The flags that were given: name -> its values.
+using GivenFlags = std::map<std::string, std::vector<std::string>>;
 
-// "8GiB", "512 MiB", "1e9", "65536" -> bytes; "30", "1.5s", "500ms", "2m", "1h" -> seconds. Throw UsageError.
-uint64_t parse_bytes(const std::string& text, const std::string& origin);
-double parse_seconds(const std::string& text, const std::string& origin);
-int64_t parse_integer(const std::string& text, const std::string& origin, int64_t min, int64_t max);
-double parse_number(const std::string& text, const std::string& origin, double min, double max);
+// `config_file`: text of the file, if any, and its name for messages. An empty environment variable counts as not set:
+// compose files and unit files cannot leave one out.
+ServeConfig resolve_serve_config(const GivenFlags& flags, const Environment& environment,
+                                 const std::optional<std::string>& config_file, const std::string& config_name);
 
 }  // namespace bam

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "app/bench/passkey_prompt.h"
+#include "app/client/passkey_prompt.h"
 #include "bench/support/runner.h"
 #include "models/tokenizer.h"
 
@@ -156,9 +156,9 @@ int run(int argc, char** argv) {
   if (long_tokens > 0) measure(text_tokens, std::min(long_tokens, available), 1, 64);
   if (passkey_tokens > 0) {
     std::printf("\nA passkey prompt:");
-    const PieceEncoder encoder([&](std::string_view piece) { return tokenizer->encode(piece, false); });
-    const std::string key = make_passkey(1, passkey_tokens, 0.5, 0);
-    measure(make_passkey_prompt(encoder, passkey_tokens, 0.5, key).ids, passkey_tokens, 1, 64);
+    const client::PieceEncoder encoder([&](std::string_view piece) { return tokenizer->encode(piece, false); });
+    const std::string key = client::make_passkey(1, passkey_tokens, 0.5, 0);
+    measure(client::make_passkey_prompt(encoder, passkey_tokens, 0.5, key).ids, passkey_tokens, 1, 64);
   }
   return 0;
 }

@@ -1,4 +1,4 @@
-// A client that costs little: many event streams on one thread, nothing parsed that is not needed.
+// The load tester's HTTP client as the benchmarks use it: many event streams on one thread.
 #pragma once
 
 #include <cstdint>

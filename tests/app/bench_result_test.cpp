@@ -1,4 +1,4 @@
-#include "app/bench/bench_result.h"
+#include "app/client/bench_result.h"
 
 #include <cmath>
 #include <filesystem>
@@ -7,11 +7,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include "app/bench/units.h"
-#include "app/bench/workload.h"
+#include "app/client/workload.h"
+#include "app/units.h"
 #include "base/error.h"
 
-namespace bam::bench {
+namespace bam::client {
 namespace {
 
 using nlohmann::json;
@@ -240,4 +240,4 @@ TEST(Workload, DatasetShapes) {
 }
 
 }  // namespace
-}  // namespace bam::bench
+}  // namespace bam::client

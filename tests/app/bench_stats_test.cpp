@@ -3,13 +3,13 @@
 
 #include <gtest/gtest.h>
 
-#include "app/bench/rng.h"
-#include "app/bench/stats.h"
-#include "app/bench/units.h"
-#include "app/bench/workload.h"
+#include "app/client/rng.h"
+#include "app/client/stats.h"
+#include "app/client/workload.h"
+#include "app/units.h"
 #include "base/error.h"
 
-namespace bam::bench {
+namespace bam::client {
 namespace {
 
 TEST(Stats, PercentilesInterpolateLikeNumpy) {
@@ -152,4 +152,4 @@ TEST(Arrivals, MeanRateAndBurstiness) {
 }
 
 }  // namespace
-}  // namespace bam::bench
+}  // namespace bam::client

@@ -1,4 +1,4 @@
-#include "app/bench/passkey_prompt.h"
+#include "app/client/passkey_prompt.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,12 +6,12 @@
 
 #include <gtest/gtest.h>
 
-#include "app/bench/retrieval_task.h"
+#include "app/client/retrieval_task.h"
 #include "base/error.h"
 #include "models/tokenizer.h"
 #include "tests/support/paths.h"
 
-namespace bam::bench {
+namespace bam::client {
 namespace {
 
 // A real sentencepiece model: digits are single tokens, pieces carry their own leading space.
@@ -213,8 +213,8 @@ TEST_P(RetrievalTask, ExactLengthAnswersPresentAndScored) {
 
 INSTANTIATE_TEST_SUITE_P(All, RetrievalTask,
                          ::testing::Values("passkey", "niah_single_1", "niah_single_2", "niah_single_3",
-                                         "niah_multikey_1", "niah_multikey_2", "niah_multikey_3", "niah_multivalue",
-                                         "niah_multiquery"));
+                                           "niah_multikey_1", "niah_multikey_2", "niah_multikey_3", "niah_multivalue",
+                                           "niah_multiquery"));
 
 TEST(RetrievalTaskRules, PartialScoreAndDistractors) {
   TaskConfig config;
@@ -263,4 +263,4 @@ TEST(RetrievalTaskRules, WrongCombinationsAreNamed) {
 }
 
 }  // namespace
-}  // namespace bam::bench
+}  // namespace bam::client

@@ -1,4 +1,4 @@
-#include "app/bench/passkey_results.h"
+#include "app/client/passkey_results.h"
 
 #include <cmath>
 #include <filesystem>
@@ -7,11 +7,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include "app/bench/passkey_run.h"
-#include "app/bench/units.h"
+#include "app/client/passkey_run.h"
+#include "app/units.h"
 #include "base/error.h"
 
-namespace bam::bench {
+namespace bam::client {
 namespace {
 
 using nlohmann::json;
@@ -164,4 +164,4 @@ TEST(Metrics, ResidentMemory) {
 }
 
 }  // namespace
-}  // namespace bam::bench
+}  // namespace bam::client

@@ -6,16 +6,16 @@
 
 #include <gtest/gtest.h>
 
-#include "app/bench/bench_report.h"
-#include "app/bench/bench_result.h"
-#include "app/bench/completion_call.h"
-#include "app/bench/heat_map.h"
-#include "app/bench/line_chart.h"
-#include "app/bench/passkey_report.h"
-#include "app/bench/perplexity.h"
-#include "app/bench/terminal.h"
+#include "app/client/bench_report.h"
+#include "app/client/bench_result.h"
+#include "app/client/completion_call.h"
+#include "app/client/heat_map.h"
+#include "app/client/line_chart.h"
+#include "app/client/passkey_report.h"
+#include "app/client/perplexity.h"
+#include "app/client/terminal.h"
 
-namespace bam::bench {
+namespace bam::client {
 namespace {
 
 using nlohmann::json;
@@ -249,4 +249,4 @@ TEST(Perplexity, WindowsAndPage) {
 }
 
 }  // namespace
-}  // namespace bam::bench
+}  // namespace bam::client

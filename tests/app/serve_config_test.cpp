@@ -5,9 +5,10 @@
 #include <set>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
+#include "app/units.h"
 #include "base/error.h"
+#include "base/json.h"
 
 namespace bam {
 namespace {
@@ -22,7 +23,9 @@ Environment environment(Flags values) {
 }
 
 ServeConfig resolve(const Flags& flags, const Flags& env = {}, const std::optional<std::string>& file = std::nullopt) {
-  return resolve_serve_config(flags, environment(env), file, "settings.json");
+  GivenFlags given;
+  for (const auto& [name, value] : flags) given[name] = {value};
+  return resolve_serve_config(given, environment(env), file, "settings.json");
 }
 
 std::string refusal(const Flags& flags, const Flags& env = {}, const std::optional<std::string>& file = std::nullopt) {
@@ -94,31 +97,49 @@ TEST(ServeConfig, EverySettingOfTheContractIsThere) {
   }
 }
 
-// A default's text must mean what the struct holds without it.
-TEST(ServeConfig, TheDefaultsInTheTableAreTheDefaults) {
-  const ServeConfig plain = resolve({});
+// A default's text must mean what the struct holds without it, bit by bit: snapshots hash some of these values.
+TEST(ServeConfig, TheDefaultsThatAreShownAreTheDefaults) {
+  const ServeConfig plain;
   for (const ServeOption& option : serve_options()) {
+    EXPECT_EQ(option.fallback, option.show(plain)) << option.name;
     if (option.fallback.empty() || option.name == "served-model-name") continue;
-    const ServeConfig spelled = resolve({{option.name, option.fallback}});
-    EXPECT_EQ(spelled.server.port, plain.server.port) << option.name;
-    EXPECT_EQ(spelled.server.max_body_bytes, plain.server.max_body_bytes);
-    EXPECT_EQ(spelled.server.max_unsent_bytes, plain.server.max_unsent_bytes);
-    EXPECT_EQ(spelled.server.max_connections, plain.server.max_connections);
-    EXPECT_EQ(spelled.server.io_threads, plain.server.io_threads);
-    EXPECT_EQ(spelled.server.drain_timeout_s, plain.server.drain_timeout_s);
-    EXPECT_EQ(spelled.server.read_timeout_s, plain.server.read_timeout_s);
-    EXPECT_EQ(spelled.server.idle_timeout_s, plain.server.idle_timeout_s);
-    EXPECT_EQ(spelled.server.stall_timeout_s, plain.server.stall_timeout_s);
-    EXPECT_EQ(spelled.server.ping_interval_s, plain.server.ping_interval_s);
-    EXPECT_EQ(spelled.model.engine.kv_dtype, plain.model.engine.kv_dtype);
-    EXPECT_EQ(spelled.model.engine.kv_memory_bytes, plain.model.engine.kv_memory_bytes);
-    EXPECT_EQ(spelled.model.engine.page_size, plain.model.engine.page_size);
-    EXPECT_EQ(spelled.model.engine.max_model_len, plain.model.engine.max_model_len);
-    EXPECT_EQ(spelled.model.engine.max_batched_tokens, plain.model.engine.max_batched_tokens);
-    EXPECT_EQ(spelled.model.engine.max_queued_tokens, plain.model.engine.max_queued_tokens);
-    EXPECT_EQ(spelled.model.engine.step_target_ms, plain.model.engine.step_target_ms);
-    EXPECT_NEAR(spelled.model.attention_epsilon, plain.model.attention_epsilon, 1e-10);
-    EXPECT_EQ(spelled.model.certified_attention, plain.model.certified_attention);
+    ServeConfig spelled;
+    option.apply(spelled, {option.fallback}, "default");
+    for (const ServeOption& other : serve_options()) {
+      EXPECT_EQ(other.show(spelled), other.show(plain)) << option.name << " changes " << other.name;
+    }
+  }
+  EXPECT_EQ(resolve({{"attention-epsilon", "9.536743e-07"}}).model.attention_epsilon, 0x1p-20f);
+  std::map<std::string, std::string> shown;
+  for (const ServeOption& option : serve_options()) shown[option.name] = option.fallback;
+  EXPECT_EQ(shown["attention-epsilon"], "9.536743e-07");
+  EXPECT_EQ(shown["max-body"], "32MiB");
+  EXPECT_EQ(shown["drain-timeout"], "30s");
+  EXPECT_EQ(shown["kv-memory"], "auto");
+  EXPECT_EQ(shown["prefix-cache"], "on");
+  EXPECT_EQ(shown["kv-dtype"], "f16");
+}
+
+// Whatever a setting is set to can be shown and read back.
+TEST(ServeConfig, SettingsSurviveBeingShown) {
+  const std::map<std::string, std::string> given = {{"port", "0"},
+                                                    {"threads", "3"},
+                                                    {"kv-dtype", "int4"},
+                                                    {"kv-memory", "1500000"},
+                                                    {"page-size", "128"},
+                                                    {"max-model-len", "77"},
+                                                    {"attention", "dense"},
+                                                    {"attention-epsilon", "0.001"},
+                                                    {"max-body", "3MiB"},
+                                                    {"step-target-ms", "2.5"},
+                                                    {"queue-timeout", "1.5s"},
+                                                    {"cors-origins", "http://a,http://b"},
+                                                    {"prefix-cache", "off"},
+                                                    {"metrics-compat", "vllm"},
+                                                    {"log-level", "warn"}};
+  const ServeConfig config = resolve(given);
+  for (const ServeOption& option : serve_options()) {
+    if (const auto it = given.find(option.name); it != given.end()) EXPECT_EQ(option.show(config), it->second);
   }
 }
 
@@ -162,6 +183,7 @@ TEST(ServeConfig, BadValuesAreNamed) {
   for (const auto& [name, value] : bad) {
     EXPECT_EQ(refusal({{name, value}}).find("--" + name), 0u)
         << name << "=" << value << ": " << refusal({{name, value}});
+    if (value.empty()) continue;  // an empty variable is no variable
     std::string env = "BAM_";
     for (const char c : name) env += c == '-' ? '_' : static_cast<char>(std::toupper(c));
     EXPECT_EQ(refusal({}, {{env, value}}).find(env), 0u) << env << "=" << value;
@@ -169,9 +191,12 @@ TEST(ServeConfig, BadValuesAreNamed) {
 }
 
 TEST(ServeConfig, BadFilesAreNamed) {
-  EXPECT_NE(refusal({}, {}, "{").find("settings.json is not valid JSON"), std::string::npos);
+  EXPECT_NE(refusal({}, {}, "{").find("settings.json: not valid JSON"), std::string::npos);
   EXPECT_NE(refusal({}, {}, "[]").find("must hold a JSON object"), std::string::npos);
   EXPECT_NE(refusal({}, {}, R"({"prot": 1})").find("unknown key 'prot'"), std::string::npos);
+  EXPECT_NE(refusal({}, {}, R"({"port": 1, "port": 2})").find("'port' appears twice"), std::string::npos);
+  EXPECT_EQ(refusal({}, {}, R"({"port": [1]})").find("settings.json: port"), 0u);
+  EXPECT_EQ(refusal({}, {}, R"({"port": ["1", "2"]})"), "settings.json: port: must be one value, not a list");
   EXPECT_EQ(refusal({}, {}, R"({"port": "x"})").find("settings.json: port"), 0u);
   EXPECT_NE(refusal({}, {}, R"({"port": {}})").find("settings.json: port"), std::string::npos);
 }
@@ -187,8 +212,9 @@ TEST(ServeConfig, BadCombinations) {
 TEST(ServeConfig, KeysListsAndSecrets) {
   const auto file = std::filesystem::temp_directory_path() / "bam_serve_config_test_keys";
   std::ofstream(file) << "# people\nalice \n\nbob\r\n";
-  const ServeConfig config = resolve({{"api-key", "one,two"}, {"api-key-file", file.string()}, {"admin-key", "root"}},
-                                     {}, R"({"cors-origins": ["http://a", "http://b"]})");
+  const GivenFlags flags = {{"api-key", {"one", "two"}}, {"api-key-file", {file.string()}}, {"admin-key", {"root"}}};
+  const ServeConfig config =
+      resolve_serve_config(flags, environment({}), R"({"cors-origins": ["http://a", "http://b"]})", "settings.json");
   std::filesystem::remove(file);
   EXPECT_EQ(config.server.api_keys, (std::vector<std::string>{"one", "two", "alice", "bob"}));
   EXPECT_EQ(config.server.cors_origins.size(), 2u);
@@ -197,7 +223,22 @@ TEST(ServeConfig, KeysListsAndSecrets) {
     EXPECT_EQ(text.find("root"), std::string::npos) << text;
     EXPECT_NE(text.find("***"), std::string::npos) << text;
   }
-  EXPECT_NO_THROW(nlohmann::json::parse(config.resolved_json()));
+  EXPECT_TRUE(parse_json(config.resolved_json()).ok());
+  EXPECT_EQ(resolve({}, {}, R"({"api-key": ["a", "b"]})").server.api_keys.size(), 2u);
+}
+
+// A key that was meant to protect the server and does not must end the start, not open the door.
+TEST(ServeConfig, AKeyThatCannotBeOneIsRefused) {
+  EXPECT_EQ(refusal({{"api-key", ""}}).find("--api-key: is empty"), 0u);
+  EXPECT_EQ(refusal({}, {}, R"({"api-key": ""})").find("settings.json: api-key: is empty"), 0u);
+  EXPECT_EQ(refusal({}, {}, R"({"api-key": ["a", ""]})").find("settings.json: api-key: is empty"), 0u);
+  for (const char* key : {"one,two", "a b", "a\n", "schl\xc3\xbcssel"}) {
+    EXPECT_EQ(refusal({{"api-key", key}}).find("--api-key: "), 0u) << key;
+    EXPECT_EQ(refusal({{"admin-key", key}}).find("--admin-key: "), 0u) << key;
+    EXPECT_EQ(refusal({}, {{"BAM_API_KEY", key}}).find("BAM_API_KEY: "), 0u) << key;
+    EXPECT_EQ(refusal({{"api-key", key}}).find(key), std::string::npos) << "a message shows a secret";
+  }
+  EXPECT_TRUE(resolve({}, {{"BAM_API_KEY", ""}}).server.api_keys.empty()) << "compose files pass an empty variable";
 }
 
 TEST(ServeConfig, TheFolderNamesTheModel) {

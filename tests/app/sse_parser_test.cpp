@@ -1,11 +1,11 @@
-#include "app/bench/sse_parser.h"
+#include "app/client/sse_parser.h"
 
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-namespace bam::bench {
+namespace bam::client {
 namespace {
 
 std::vector<std::string> parse_in_pieces(const std::string& bytes, size_t piece, size_t* comments = nullptr) {
@@ -50,4 +50,4 @@ TEST(SseParser, BufferIsMeasured) {
 }
 
 }  // namespace
-}  // namespace bam::bench
+}  // namespace bam::client

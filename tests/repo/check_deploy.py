@@ -34,7 +34,7 @@ def seconds(text: str) -> float:
 
 def settings() -> set[str]:
     """Environment variables that `bam serve` reads."""
-    names = re.findall(r'(?:\badd\(|push_back\(\s*\{)\s*"([a-z][a-z-]+)"', read("app/serve_options.cpp"))
+    names = re.findall(r'^ +\{"([a-z][a-z-]+)", "', read("app/serve_options.cpp"), re.MULTILINE)
     return {"BAM_" + name.upper().replace("-", "_") for name in names} | {"BAM_CONFIG"}
 
 
