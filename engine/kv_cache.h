@@ -62,7 +62,7 @@ class KvCache {
   // Pages that grow() would take.
   int64_t pages_to_grow(const BlockTable& table, int64_t num_computed, int64_t num_tokens) const;
   // Makes room to write tokens [num_computed, num_tokens). False, with nothing changed, when pages are missing.
-  // Splits a tail shared with a fork: see take_copies().
+  // Splits a tail shared with a fork: see pending_copies().
   bool grow(BlockTable& table, int64_t num_computed, int64_t num_tokens);
   // Copies to carry out, in order, before the next forward call; cleared by the caller.
   std::vector<PageCopy>& pending_copies() { return copies_; }

@@ -1,9 +1,9 @@
 // KV pages of a prefix on disk, so that a long document is read once and survives a restart.
 //
 //   <kv_dir>/<name>.bamkv, little-endian:
-//     header    fixed size: magic, version, identity of model and layout, counts, checksum of the header and of the
-//     index index     salt bytes, tokens [num_tokens] int32, one presence bit per (block, group) pages     present
-//     ones, block by block: 64-bit checksum, then the raw page
+//     header    fixed size: magic, version, identity of model and layout, counts, checksums of header and index
+//     index     salt bytes, tokens [num_tokens] int32, one presence bit per (block, group)
+//     pages     present ones, block by block: 64-bit checksum, then the raw page
 //
 // Written to a temporary file, flushed and renamed: a reader sees the whole snapshot or none. Anything that differs
 // from the running engine, is truncated or altered is refused with a message that says what.

@@ -1,7 +1,7 @@
 // The seam between models and devices: the operations a device offers. The residual stream and logits are float32
 // device memory; "operands" (inputs and outputs of linear layers between them) have the backend's own format of
 // operand_bytes() per element, so that a GPU may keep them in 16 bits. Operations are issued in order from one thread;
-// those on a GPU return before they are done, read_logits() waits.
+// those on a GPU return before they are done, read_floats() and its like wait.
 //
 // Contract: every row's result depends on that row's data only. The number of rows, their order, and how a prompt was
 // cut into calls never change a bit of it.
