@@ -6,12 +6,13 @@ SHELL := /bin/bash
 MODEL ?= demo
 ARGS ?=
 FUZZ_SECONDS ?= 60
+BASE ?= HEAD
 TEST_JOBS ?= $(shell nproc)
 STEP := scripts/timed.sh
 SOURCES = $(shell git ls-files -co --exclude-standard -- '*.h' '*.cpp' '*.cu' '*.cuh')
 SHELL_SCRIPTS = $(shell git ls-files -co --exclude-standard -- '*.sh' .ci/run)
 
-.PHONY: help setup build serve test web-test bench soak fuzz format lint docker-test cuda asan tsan debug clean
+.PHONY: help setup build serve test quick sanitize web-test bench soak fuzz format lint docker-test cuda asan tsan debug clean
 
 help: ## this list
 	@echo 'bam: inference server for BAM language models'
@@ -37,6 +38,13 @@ test: ## set up, build, run all tests (TEST_JOBS=N, ARGS="-R name")
 	@$(STEP) 'fuzzing' scripts/fuzz.sh $(FUZZ_SECONDS)
 	@echo '==> tests' >&2
 	@ctest --test-dir build -j $(TEST_JOBS) --output-on-failure --no-tests=error -LE soak $(ARGS)
+
+quick: setup ## build and run the unit tests of what changed (BASE=main: since then)
+	@scripts/quick.py $(BASE)
+
+sanitize: ## ASan and UBSan over unit and HTTP suites, TSan over engine and server (about an hour on two cores)
+	@scripts/setup.sh --tests
+	@scripts/sanitize.sh
 
 soak: build ## the long tests: hours of load, 500K and 1M tokens
 	@$(STEP) 'soak tests' ctest --test-dir build --output-on-failure --no-tests=error -L soak $(ARGS)
