@@ -15,6 +15,9 @@ namespace {
 
 // A peer that was refused may read its reply for so long; it may be sending a body that nobody wants.
 constexpr double kHangUpSeconds = 1;
+// Connections beyond --max-connections for probes, and how long one of them may take.
+constexpr int64_t kSpareConnections = 8;
+constexpr double kSpareSeconds = 3;
 // A large body on a slow line gets more time: this is the slowest rate that is still served.
 constexpr double kMinBytesPerSecond = 64 * 1024;
 
@@ -178,7 +181,7 @@ void ConnectionTable::on_connection(const trantor::TcpConnectionPtr& tcp) {
     tcp->keepAlive();
     tcp->setTcpNoDelay(true);
     if (!add(tcp)) {
-      refused_.fetch_add(1, std::memory_order_relaxed);
+      count_refused();
       tcp->forceClose();
     }
     return;
@@ -189,6 +192,7 @@ void ConnectionTable::on_connection(const trantor::TcpConnectionPtr& tcp) {
     const auto it = table_.find(tcp.get());
     if (it == table_.end()) return;
     connection = std::move(it->second);
+    if (connection->spare_) --num_spare_;
     table_.erase(it);
   }
   open_.fetch_sub(1, std::memory_order_relaxed);
@@ -199,7 +203,14 @@ bool ConnectionTable::add(const trantor::TcpConnectionPtr& tcp) {
   auto connection = std::make_shared<Connection>(tcp);
   connection->intercept(tcp, *this);
   const std::lock_guard lock(mutex_);
-  if (static_cast<int64_t>(table_.size()) >= config_.max_connections) return false;
+  if (static_cast<int64_t>(table_.size()) - num_spare_ >= config_.max_connections) {
+    if (num_spare_ >= kSpareConnections) return false;
+    connection->spare_ = true;
+    ++num_spare_;
+    tcp->getLoop()->runAfter(kSpareSeconds, [weak = std::weak_ptr(tcp)] {
+      if (const auto late = weak.lock()) late->forceClose();
+    });
+  }
   table_.emplace(tcp.get(), std::move(connection));
   open_.fetch_add(1, std::memory_order_relaxed);
   return true;

@@ -39,6 +39,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void request_done(bool refused);
   // What was wrong with the bytes of the request being received; empty: nothing.
   const std::string& malformed() const { return malformed_; }
+  // One beyond --max-connections: it may ask whether the server lives and is ready, once, and is closed.
+  bool is_spare() const { return spare_; }
   // The client waits for a sign before it sends the body.
   void send_continue();
 
@@ -73,6 +75,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::optional<TimePoint> reading_since_;
   RequestFraming framing_;
   trantor::RecvMessageCallback library_;  // what read the socket before intercept()
+  bool spare_ = false;
   bool deaf_ = false;                     // nothing that comes is looked at any more
   std::optional<FramingError> unanswered_;  // waits until earlier requests have their replies
   std::string malformed_;
@@ -86,8 +89,8 @@ class ConnectionTable {
  public:
   explicit ConnectionTable(const ServerConfig& config) : config_(config) {}
 
-  // Drogon's connection callback: both when a peer arrives and when it leaves. One more than --max-connections is
-  // closed at once.
+  // Drogon's connection callback: both when a peer arrives and when it leaves. Beyond --max-connections a few are let in
+  // for probes, so that a supervisor does not take a full server for a dead one; all others are closed at once.
   void on_connection(const trantor::TcpConnectionPtr& tcp);
   std::shared_ptr<Connection> find(const trantor::TcpConnectionPtr& tcp) const;
   // Runs on every event loop about once a second, for the connections of that loop.
@@ -98,6 +101,7 @@ class ConnectionTable {
 
   int64_t open_connections() const { return open_.load(std::memory_order_relaxed); }
   uint64_t timed_out() const { return timed_out_.load(std::memory_order_relaxed); }
+  void count_refused() { refused_.fetch_add(1, std::memory_order_relaxed); }
   uint64_t refused() const { return refused_.load(std::memory_order_relaxed); }
   uint64_t malformed() const { return malformed_.load(std::memory_order_relaxed); }
   // Connections that ended because something threw in their thread: a defect, but nobody else's loss.
@@ -106,11 +110,12 @@ class ConnectionTable {
 
  private:
   friend class Connection;
-  bool add(const trantor::TcpConnectionPtr& tcp);  // false: there are as many as allowed
+  bool add(const trantor::TcpConnectionPtr& tcp);  // false: there are as many as allowed, spare ones included
 
   const ServerConfig& config_;
   mutable std::mutex mutex_;
   std::unordered_map<const trantor::TcpConnection*, std::shared_ptr<Connection>> table_;
+  int64_t num_spare_ = 0;  // of those in the table
   std::atomic<int64_t> open_{0};
   std::atomic<uint64_t> timed_out_{0}, refused_{0}, malformed_{0}, failed_{0};
 };

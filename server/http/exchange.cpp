@@ -98,7 +98,7 @@ void Exchange::add_common_headers(const drogon::HttpResponsePtr& response) const
     }
   }
   // A body still on its way could be taken for the next request.
-  if (!body_complete_) response->addHeader(kCloseMark, "1");
+  if (!body_complete_ || (connection_ && connection_->is_spare())) response->addHeader(kCloseMark, "1");
 }
 
 drogon::HttpResponsePtr Exchange::make_response(HttpReply&& reply) const {

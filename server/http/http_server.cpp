@@ -184,6 +184,11 @@ std::optional<HttpReply> early_reply(ServerContext& context, Exchange& exchange)
   exchange.route = match.route;
   exchange.path_parameter = match.parameter;
   if (const auto error = site_error(context, exchange)) return exchange.error_reply(*error);
+  const bool probe = match.route && match.route->access == Access::kPublic;
+  if (exchange.connection()->is_spare() && !probe) {
+    context.connections.count_refused();
+    return exchange.error_reply(ApiError::unavailable("Too many connections.", "overloaded", 1));
+  }
   if (match.route) {
     std::optional<ApiError> error = admission_error(context, exchange);
     if (!error) error = body_error(context, exchange);
@@ -214,9 +219,9 @@ std::optional<HttpReply> early_reply(ServerContext& context, Exchange& exchange)
 // A request's headers have arrived. Answers at once, or reads the body and dispatches.
 void on_request(ServerContext& context, const drogon::HttpRequestPtr& request, Exchange::DrogonCallback&& callback) {
   auto exchange = std::make_shared<Exchange>(context, request, std::move(callback));
+  if (!exchange->connection()) return;  // it is gone, and nobody waits for an answer
   std::optional<HttpReply> early = early_reply(context, *exchange);
   const bool wanted = !early;
-  if (!exchange->connection()) return;  // it is gone, and nobody waits for an answer
   const auto on_data = [exchange, wanted](const char* data, size_t size) {
     if (wanted) exchange->append_body(data, size);
   };

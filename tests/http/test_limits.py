@@ -175,16 +175,26 @@ class Connections(bamtest.ServerTest):
     arguments = ("--max-connections", "8")
 
     def connect(self):
-        """An open connection that was served, or None if it was not."""
+        """An open connection that was answered, or None if the server refused it: closed at once, or with a 503 first."""
         client = socket.create_connection(("127.0.0.1", self.server.port), timeout=bamtest.PATIENCE)
         try:
             client.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
-            if client.recv(4096).startswith(b"HTTP/1.1 200 "):
-                return client
+            reply = client.recv(1000)
         except ConnectionError:
-            pass
+            reply = b""
+        if reply.startswith(b"HTTP/1.1 200 "):
+            return client
+        self.assertTrue(not reply or (reply.startswith(b"HTTP/1.1 503 ") and b"connection: close" in reply), reply)
         client.close()
         return None
+
+    def test_probes_are_answered_when_there_are_no_places(self):
+        clients = [self.connect() for _ in range(8)]
+        for path in ("/livez", "/readyz") * 10:
+            self.wait_for(lambda: self.server.get(path).status == 200)
+        for client in clients:
+            client.close()
+        self.wait_for(self.is_served)
 
     def test_exactly_as_many_as_allowed(self):
         clients = [self.connect() for _ in range(40)]
@@ -203,7 +213,7 @@ class Connections(bamtest.ServerTest):
 
     def is_served(self):
         try:
-            return self.server.get("/livez").status == 200
+            return self.server.get("/v1/models").status == 200
         except OSError:
             return False
 
