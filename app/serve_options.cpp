@@ -168,7 +168,7 @@ std::vector<Row> rows() {
       {"idle-timeout", "connections without a request are closed after it", seconds(BAM_FIELD(server.idle_timeout_s))},
       {"stall-timeout", "streams of which the client reads nothing are cut after it",
        seconds(BAM_FIELD(server.stall_timeout_s))},
-      {"max-unsent", "bytes that a stream's reader may be behind", bytes(BAM_FIELD(server.max_unsent_bytes), 4096)},
+      {"max-unsent", "bytes that a stream's reader may be behind before its request pauses", bytes(BAM_FIELD(server.max_unsent_bytes), 4096)},
       {"ping-interval", "between the comments that keep streams alive", seconds(BAM_FIELD(server.ping_interval_s), 1)},
 
       {"log-level", "how much the log says", one_of("trace|debug|info|warn|error|off", BAM_FIELD(log_level))},

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # sanitize.sh: ASan and UBSan over the unit and HTTP suites, TSan over engine and server, one line per run.
-# docs/sanitizers.md holds the last result.
+# The last result is in the closing lines that it prints.
 set -uo pipefail
 
 REPO_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

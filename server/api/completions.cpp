@@ -67,16 +67,21 @@ void GenerationJob::cancel_engine_requests() {
 
 void GenerationJob::open() {
   opened_ = true;
-  if (!exchange_->is_open()) return client_left(false);
+  if (!exchange_->is_open()) return client_left();
   close_ticket_ = exchange_->connection()->on_close([weak = weak_from_this()] {
-    if (auto job = weak.lock()) job->client_left(false);
+    if (auto job = weak.lock()) job->client_left();
   });
   if (cancel_requested_) cancel_engine_requests();
   if (request_.stream) {
     writer_ = std::make_unique<ChunkWriter>(model_.tokenizer, meta_, reply_options_, request_.include_usage);
-    stream_ = std::make_shared<SseStream>(context_, exchange_, [weak = weak_from_this()] {
-      if (auto job = weak.lock()) job->client_left(true);
-    });
+    SseStream::Callbacks callbacks;
+    callbacks.on_pressure = [weak = weak_from_this()](bool full) {
+      if (auto job = weak.lock()) job->pause(full);
+    };
+    callbacks.on_stalled = [weak = weak_from_this()] {
+      if (auto job = weak.lock()) job->stalled();
+    };
+    stream_ = std::make_shared<SseStream>(context_, exchange_, std::move(callbacks));
     std::vector<std::pair<std::string, std::string>> headers;
     if (!request_.ignored_fields.empty()) headers.emplace_back("x-ignored-fields", join(request_.ignored_fields));
     stream_->open(headers);
@@ -269,14 +274,32 @@ void GenerationJob::fail(const ApiError& error) {
   exchange_->reply(error);
 }
 
-void GenerationJob::client_left(bool slow) {
+void GenerationJob::client_left() {
   if (ended_) return;
   cancel_engine_requests();
-  if (!slow) context_.metrics.disconnects.fetch_add(1, std::memory_order_relaxed);
+  context_.metrics.disconnects.fetch_add(1, std::memory_order_relaxed);
   exchange_->log.finish = "abort";
-  exchange_->log.error = slow ? "the client did not read" : "the client left";
+  exchange_->log.error = "the client left";
   finish_log(499);
   end();
+}
+
+// The reader is behind: nothing more is computed for it until it has caught up.
+void GenerationJob::pause(bool full) {
+  for (const Prompt& prompt : prompts_) {
+    if (!prompt.submitted) continue;
+    if (full) {
+      model_.engine.pause(prompt.engine_id);
+    } else {
+      model_.engine.resume(prompt.engine_id);
+    }
+  }
+}
+
+// What is buffered, and the error behind it, still leaves if the client wakes up within another --stall-timeout.
+void GenerationJob::stalled() {
+  fail(ApiError::timeout(fmt::format("The client took nothing for {:g} s (--stall-timeout).",
+                                     context_.config.stall_timeout_s)));
 }
 
 // status 0: the reply itself writes the line.

@@ -73,7 +73,9 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
   void complete();
   void send_reply();
   void fail(const ApiError& error);
-  void client_left(bool slow);
+  void client_left();
+  void pause(bool full);
+  void stalled();
   void finish_log(int status);
   void end();
 

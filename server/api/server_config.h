@@ -24,7 +24,7 @@ struct ServerConfig {
   double read_timeout_s = 30;              // a request that has begun must arrive within it
   double idle_timeout_s = 300;             // keep-alive connections without a request
   double stall_timeout_s = 60;             // a reply of which nothing can be sent for that long
-  uint64_t max_unsent_bytes = 1ull << 20;  // per stream; a reader further behind is cut off
+  uint64_t max_unsent_bytes = 256ull << 10;  // per stream; nothing is computed for a reader that is further behind
   double ping_interval_s = 10;
   int io_threads = 2;
   bool vllm_metrics = false;

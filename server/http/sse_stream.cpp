@@ -11,6 +11,8 @@ namespace {
 // TLS wraps every write of up to 16 KiB into a record; the counter then runs ahead of what was queued.
 constexpr size_t kTlsRecordBytes = 16 * 1024;
 constexpr size_t kTlsOverheadBytes = 22;
+// How often a full stream looks whether its reader has caught up.
+constexpr double kDrainPollSeconds = 0.01;
 
 // Bytes on the wire of one chunk: hex length, CRLF, data, CRLF. HTTP/1.0 has no chunks.
 size_t framed_size(size_t size, bool chunked, bool tls) {
@@ -41,10 +43,10 @@ void SendMeter::queued(size_t size, size_t sent) {
   unsent_ = moved >= size ? 0 : unsent_ + size - moved;
 }
 
-SseStream::SseStream(ServerContext& context, std::shared_ptr<Exchange> exchange, std::function<void()> on_lost)
+SseStream::SseStream(ServerContext& context, std::shared_ptr<Exchange> exchange, Callbacks callbacks)
     : context_(context),
       exchange_(std::move(exchange)),
-      on_lost_(std::move(on_lost)),
+      callbacks_(std::move(callbacks)),
       next_ping_(Clock::now() + seconds(context.config.ping_interval_s)) {
   context_.metrics.open_streams.fetch_add(1, std::memory_order_relaxed);
 }
@@ -60,7 +62,6 @@ void SseStream::open(const std::vector<std::pair<std::string, std::string>>& hea
 }
 
 void SseStream::attach(drogon::ResponseStreamPtr stream) {
-  if (lost_) return;
   stream_ = std::move(stream);
   if (const auto tcp = exchange_->connection()->tcp().lock()) meter_ = SendMeter(tcp->bytesSent());
   if (!backlog_.empty()) write(std::exchange(backlog_, {}));
@@ -68,57 +69,69 @@ void SseStream::attach(drogon::ResponseStreamPtr stream) {
 }
 
 void SseStream::send(std::string events) {
-  if (lost_ || closing_) return;
+  if (closing_) return;
   if (stream_) {
     write(events);
   } else {
     backlog_ += events;
   }
-  if (meter_.unsent() + backlog_.size() > context_.config.max_unsent_bytes) lose("too far behind");
+  update_pressure();
 }
 
 void SseStream::write(const std::string& events) {
   const auto tcp = exchange_->connection()->tcp().lock();
   if (!tcp) return;
-  if (meter_.advance(tcp->bytesSent()) || meter_.unsent() == 0) last_progress_ = Clock::now();
+  measure();
   stream_->send(events);
   meter_.queued(framed_size(events.size(), !exchange_->is_http10(), tcp->isSSLConnection()), tcp->bytesSent());
 }
 
-void SseStream::tick() {
-  if (lost_) return;
-  const auto now = Clock::now();
-  if (const auto tcp = exchange_->connection()->tcp().lock(); tcp && stream_) {
-    if (meter_.advance(tcp->bytesSent()) || meter_.unsent() == 0) last_progress_ = now;
+void SseStream::measure() {
+  const auto tcp = exchange_->connection()->tcp().lock();
+  if (tcp && stream_ && (meter_.advance(tcp->bytesSent()) || meter_.unsent() == 0)) last_progress_ = Clock::now();
+}
+
+void SseStream::update_pressure() {
+  const size_t limit = context_.config.max_unsent_bytes, unsent = meter_.unsent() + backlog_.size();
+  if (!full_ && unsent > limit) {
+    full_ = true;
+    drain_timer_ = exchange_->loop()->runEvery(kDrainPollSeconds, [weak = weak_from_this()] {
+      const auto stream = weak.lock();
+      if (!stream) return;
+      stream->measure();
+      stream->update_pressure();
+    });
+  } else if (full_ && unsent <= limit / 2) {
+    full_ = false;
+    exchange_->loop()->invalidateTimer(drain_timer_);
+  } else {
+    return;
   }
+  if (callbacks_.on_pressure) callbacks_.on_pressure(full_);
+}
+
+void SseStream::tick() {
+  measure();
+  const auto now = Clock::now();
   if (now - last_progress_ > seconds(context_.config.stall_timeout_s)) {
-    lose("not reading");
+    log::debug("ending stream {}: the client does not read", exchange_->request_id);
+    context_.metrics.slow_readers.fetch_add(1, std::memory_order_relaxed);
+    if (const auto on_stalled = std::exchange(callbacks_.on_stalled, nullptr)) on_stalled();
     return;
   }
   if (now >= next_ping_) {
     next_ping_ += seconds(context_.config.ping_interval_s);
-    send(ChunkWriter::ping());
+    if (!full_) send(ChunkWriter::ping());  // whoever has bytes waiting needs no sign of life
   }
-}
-
-void SseStream::lose(const char* why) {
-  if (lost_) return;
-  lost_ = true;
-  log::debug("cutting off stream {}: client is {}", exchange_->request_id, why);
-  context_.metrics.slow_readers.fetch_add(1, std::memory_order_relaxed);
-  exchange_->loop()->invalidateTimer(timer_);
-  backlog_ = {};
-  stream_.reset();
-  // First the reason, then the closing, which would look like a client that left by itself.
-  if (auto callback = std::move(on_lost_)) callback();
-  if (const auto tcp = exchange_->connection()->tcp().lock()) tcp->forceClose();
 }
 
 void SseStream::close() {
   closing_ = true;
+  callbacks_ = {};
   exchange_->loop()->invalidateTimer(timer_);
-  on_lost_ = nullptr;
-  if (lost_ || !stream_) return;
+  if (full_) exchange_->loop()->invalidateTimer(drain_timer_);
+  full_ = false;
+  if (!stream_) return;
   stream_.reset();  // its destructor sends the last chunk
   exchange_->stream_done(meter_.unsent());
 }

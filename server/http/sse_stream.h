@@ -28,18 +28,23 @@ class SendMeter {
   size_t unsent_ = 0;
 };
 
-// An event stream to one client. Bounded: a reader that falls too far behind, or takes nothing for too long, is cut
-// off. Everything happens on the connection's loop.
+// An event stream to one client. A reader that falls behind is told of by on_pressure, so that whoever makes the events
+// waits for it; one that takes nothing for --stall-timeout, by on_stalled. Everything happens on the connection's loop.
 class SseStream : public std::enable_shared_from_this<SseStream> {
  public:
-  // `on_lost` runs at most once, when the client is cut off for not reading; a client that leaves by itself is seen by
-  // the connection's own callback.
-  SseStream(ServerContext& context, std::shared_ptr<Exchange> exchange, std::function<void()> on_lost);
+  struct Callbacks {
+    // True: more than --max-unsent bytes wait for the reader; false: most of them have left. What is sent all the same
+    // is kept, so the sender must stop soon.
+    std::function<void(bool full)> on_pressure;
+    // Nothing left for --stall-timeout. Runs once; the sender says so and closes.
+    std::function<void()> on_stalled;
+  };
+  SseStream(ServerContext& context, std::shared_ptr<Exchange> exchange, Callbacks callbacks);
   ~SseStream();
 
   // Sends the status line and headers. Events may follow at once.
   void open(const std::vector<std::pair<std::string, std::string>>& headers);
-  // Whole events. Ignored once the client is lost.
+  // Whole events. Ignored after close().
   void send(std::string events);
   // No more events; the connection stays usable for the next request.
   void close();
@@ -48,19 +53,21 @@ class SseStream : public std::enable_shared_from_this<SseStream> {
   void attach(drogon::ResponseStreamPtr stream);
   void write(const std::string& events);
   void tick();
-  void lose(const char* why);
+  void measure();
+  void update_pressure();
 
   ServerContext& context_;
   std::shared_ptr<Exchange> exchange_;
-  std::function<void()> on_lost_;
+  Callbacks callbacks_;
   drogon::ResponseStreamPtr stream_;  // null until it is this request's turn on the connection
   std::string backlog_;               // events from before that
   SendMeter meter_;
   Clock::time_point last_progress_ = Clock::now();
   Clock::time_point next_ping_;
   trantor::TimerId timer_ = trantor::InvalidTimerId;
+  trantor::TimerId drain_timer_ = trantor::InvalidTimerId;  // while full_: nobody tells when bytes leave
+  bool full_ = false;
   bool closing_ = false;
-  bool lost_ = false;
 };
 
 }  // namespace bam

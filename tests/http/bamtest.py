@@ -249,8 +249,19 @@ class Stream:
     """A POST whose reply is read event by event from the raw socket."""
 
     def __init__(self, port, path, body, headers=None, timeout=PATIENCE):
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=timeout)
-        self.socket.sendall(raw_post(path, body, headers))
+        client = socket.create_connection(("127.0.0.1", port), timeout=timeout)
+        client.sendall(raw_post(path, body, headers))
+        self._attach(client)
+
+    @classmethod
+    def attached(cls, client):
+        """The reply to a request that was sent on the socket already."""
+        stream = cls.__new__(cls)
+        stream._attach(client)
+        return stream
+
+    def _attach(self, client):
+        self.socket = client
         self._buffer = b""
         self.status, self.headers = self._read_head()
         self.raw = b""          # the decoded body so far
