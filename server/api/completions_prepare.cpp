@@ -15,7 +15,8 @@ class GenerationJob::Sink : public EventSink {
   Sink(std::shared_ptr<GenerationJob> job, size_t prompt) : job_(std::move(job)), prompt_(prompt) {}
 
   bool on_events(std::vector<Event>&& events) override {
-    if (job_->abandoned_.load(std::memory_order_acquire)) return false;
+    // The engine was told to stop or cancel; saying that nobody listens would overtake that and count as an abort.
+    if (job_->abandoned_.load(std::memory_order_acquire)) return true;
     bool wake = false;
     {
       const std::lock_guard lock(job_->inbox_mutex_);
