@@ -330,7 +330,7 @@ void GenerationJob::end() {
   abandoned_.store(true, std::memory_order_release);
   if (close_ticket_ != 0) exchange_->connection()->forget(close_ticket_);
   if (stream_) stream_->close();
-  if (registered_) context_.jobs.remove(meta_.id, exchange_->request_id);
+  if (registered_) context_.jobs.remove(caller().tenant, meta_.id, exchange_->request_id);
   registered_ = false;
 }
 

@@ -58,6 +58,7 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
   std::optional<ApiError> check_length(std::vector<int32_t>& ids);
   std::optional<ApiError> check_token_ids() const;
   std::optional<ApiError> compile_constraint();
+  std::optional<ApiError> check_reply_size() const;
   void build_echo(Prompt& prompt);
   std::optional<ApiError> check_queue_limits() const;
   std::optional<ApiError> submit();

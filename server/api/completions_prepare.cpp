@@ -56,7 +56,7 @@ GenerationJob::GenerationJob(ServerContext& context, const ServingModel& model, 
 }
 
 GenerationJob::~GenerationJob() {
-  if (registered_) context_.jobs.remove(meta_.id, exchange_->request_id);
+  if (registered_) context_.jobs.remove(caller().tenant, meta_.id, exchange_->request_id);
 }
 
 void GenerationJob::start() {
@@ -80,9 +80,33 @@ std::optional<ApiError> GenerationJob::prepare() {
                                  "model_not_found");
     }
   }
+  const int32_t most = context_.config.max_priority;
+  if (!caller().admin && (request_.priority < -most || request_.priority > most)) {
+    return ApiError::invalid(fmt::format("'priority' must be from {} to {}; beyond that it needs the admin key.", -most, most),
+                             "priority");
+  }
   if (auto error = check_token_ids()) return error;
   if (auto error = compile_constraint()) return error;
-  return tokenize_prompts();
+  if (auto error = tokenize_prompts()) return error;
+  return check_reply_size();
+}
+
+// A few fields multiply: a request of 100 KB could ask for a reply of 600 MB.
+std::optional<ApiError> GenerationJob::check_reply_size() const {
+  const int64_t top = request_.wants_logprobs() ? 1 + std::max(0, request_.sampling.num_logprobs) : 0;
+  const int64_t prompt_top = request_.prompt_logprobs ? 1 + std::max(0, request_.sampling.num_prompt_logprobs) : 0;
+  int64_t entries = 0;
+  for (const Prompt& prompt : prompts_) {
+    const auto length = static_cast<int64_t>(prompt.ids.size());
+    const int64_t generated = std::min(request_.max_tokens.value_or(0), model_.engine.config().max_model_len);
+    entries += request_.n * ((request_.echo ? length : 0) + generated) * top + request_.n * length * prompt_top;
+  }
+  if (entries <= limits::kLogprobEntries) return std::nullopt;
+  return ApiError::invalid(
+      fmt::format("The reply would have {} log-probabilities (n × tokens × (logprobs + 1), with echo and prompt_logprobs "
+                  "over the prompt as well); at most {} are allowed.",
+                  entries, limits::kLogprobEntries),
+      top > 0 ? "logprobs" : "prompt_logprobs");
 }
 
 std::optional<ApiError> GenerationJob::check_token_ids() const {
@@ -248,7 +272,7 @@ std::optional<ApiError> GenerationJob::check_queue_limits() const {
 std::optional<ApiError> GenerationJob::submit() {
   if (auto error = check_queue_limits()) return error;
   decode_options_ = decode_options();
-  if (!context_.jobs.add(meta_.id, exchange_->request_id, shared_from_this())) {
+  if (!context_.jobs.add(caller().tenant, meta_.id, exchange_->request_id, shared_from_this())) {
     if (!request_.request_id.empty()) {
       return ApiError::invalid(fmt::format("A request with the id '{}' is running.", request_.request_id), "request_id",
                                "duplicate_request_id");
@@ -256,7 +280,7 @@ std::optional<ApiError> GenerationJob::submit() {
     // A proxy may send one X-Request-Id for several calls.
     exchange_->request_id += fmt::format("-{:08x}", std::random_device{}());
     meta_.id = (request_.kind == ApiKind::kChat ? "chatcmpl-" : "cmpl-") + exchange_->request_id;
-    if (!context_.jobs.add(meta_.id, exchange_->request_id, shared_from_this())) {
+    if (!context_.jobs.add(caller().tenant, meta_.id, exchange_->request_id, shared_from_this())) {
       return ApiError::internal("No unique request id was found.");
     }
   }
@@ -267,7 +291,8 @@ std::optional<ApiError> GenerationJob::submit() {
   const int64_t context_length = model_.engine.config().max_model_len;
   for (size_t i = 0; i < prompts_.size(); ++i) {
     Prompt& prompt = prompts_[i];
-    prompt.engine_id = prompts_.size() == 1 ? meta_.id : fmt::format("{}-{}", meta_.id, i);
+    // No id has a '#', so that no client can name its request like a part of another.
+    prompt.engine_id = LiveJobs::engine_name(caller().tenant, prompts_.size() == 1 ? meta_.id : fmt::format("{}#{}", meta_.id, i));
     for (int32_t k = 0; k < request_.n; ++k) {
       prompt.choices.emplace_back().decoder =
           std::make_unique<ChoiceDecoder>(model_.tokenizer, decode_options_, request_.echo ? prompt.text_length : 0);
@@ -285,7 +310,7 @@ std::optional<ApiError> GenerationJob::submit() {
     request.n = request_.n;
     request.priority = request_.priority;
     request.cache_salt = request_.cache_salt;
-    if (context_.config.cache_salt_per_key) request.cache_salt += fmt::format("#{}", exchange_->caller.key);
+    if (context_.config.cache_salt_per_key) request.cache_salt += "#" + caller().tenant;
     if (timeout_s > 0) {
       request.timeout = std::chrono::milliseconds(std::max<int64_t>(1, static_cast<int64_t>(timeout_s * 1000)));
     }

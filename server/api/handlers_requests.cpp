@@ -19,17 +19,9 @@ const char* state_name(RequestState state) {
   return "unknown";
 }
 
-// The job that an engine request belongs to: "ID", or "ID-3" for the fourth prompt of a request.
-std::shared_ptr<GenerationJob> find_job(const ServerContext& context, const std::string& engine_id) {
-  if (auto job = context.jobs.find(engine_id)) return job;
-  const size_t dash = engine_id.rfind('-');
-  return dash == std::string::npos ? nullptr : context.jobs.find(engine_id.substr(0, dash));
-}
-
-// With several keys, a caller sees and cancels its own requests only.
-bool may_touch(const ServerContext& context, const Caller& caller, const GenerationJob* job) {
-  if (caller.admin || context.config.api_keys.size() < 2) return true;
-  return job && job->caller().key == caller.key;
+// With several keys, a caller sees its own requests only.
+bool may_see(const Caller& caller, const std::string& engine_name) {
+  return caller.admin || LiveJobs::belongs_to(engine_name, caller.tenant);
 }
 
 ApiResult<std::string> snapshot_name(FieldReader& fields) {
@@ -53,8 +45,8 @@ void handle_requests(ServerContext& context, ExchangePtr exchange) {
   const auto snapshot = model.engine.snapshot();
   Json list = Json::array();
   for (const LiveRequest& live : snapshot->requests) {
-    if (!may_touch(context, exchange->caller, find_job(context, live.id).get())) continue;
-    list.push_back({{"id", live.id},
+    if (!may_see(exchange->caller, live.id)) continue;
+    list.push_back({{"id", LiveJobs::shown_name(live.id)},
                     {"state", state_name(live.state)},
                     {"priority", live.priority},
                     {"n", live.n},
@@ -82,9 +74,9 @@ void handle_slots(ServerContext& context, ExchangePtr exchange) {
   const int64_t slots = model.engine.config().max_num_seqs;
   for (const LiveRequest& live : snapshot->requests) {
     if (live.state == RequestState::kQueued || static_cast<int64_t>(list.size()) >= slots) continue;
-    if (!may_touch(context, exchange->caller, find_job(context, live.id).get())) continue;
+    if (!may_see(exchange->caller, live.id)) continue;
     list.push_back({{"id", list.size()},
-                    {"id_task", live.id},
+                    {"id_task", LiveJobs::shown_name(live.id)},
                     {"n_ctx", model.engine.config().max_model_len},
                     {"is_processing", true},
                     {"state", state_name(live.state)},
@@ -103,8 +95,10 @@ void handle_slots(ServerContext& context, ExchangePtr exchange) {
 }
 
 void handle_cancel(ServerContext& context, ExchangePtr exchange) {
-  auto job = find_job(context, exchange->path_parameter);
-  if (!job || !may_touch(context, exchange->caller, job.get())) {
+  // "ID#3" is the fourth prompt of a request; they are cancelled together.
+  const std::string name = exchange->path_parameter.substr(0, exchange->path_parameter.find('#'));
+  const auto job = exchange->caller.admin ? context.jobs.find_any(name) : context.jobs.find(exchange->caller.tenant, name);
+  if (!job) {
     return exchange->reply(ApiError::not_found(
         fmt::format("No request '{}' is running.", exchange->path_parameter.substr(0, 200)), "request_not_found"));
   }

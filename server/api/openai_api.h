@@ -23,6 +23,7 @@ inline constexpr size_t kStopStringBytes = 1024;
 inline constexpr size_t kStopTokenIds = 256;
 inline constexpr size_t kBiasEntries = 1024;
 inline constexpr int64_t kLogprobs = 20;
+inline constexpr int64_t kLogprobEntries = 2'000'000;  // of one reply: some 200 MB of JSON
 inline constexpr size_t kMessages = 4096;
 inline constexpr size_t kSchemaBytes = 64 * 1024;
 inline constexpr size_t kRegexBytes = 8 * 1024;

@@ -13,7 +13,8 @@ struct ServerConfig {
   std::vector<std::string> served_model_names;  // first: the one in replies
   std::vector<std::string> api_keys;            // empty: no authentication
   std::string admin_key;                        // empty: admin routes are off
-  bool cache_salt_per_key = false;              // prefix cache entries are shared within one API key only
+  bool cache_salt_per_key = true;               // with several API keys, cached prompts are shared within one only
+  int32_t max_priority = 100;                   // of callers without the admin key, either way
   std::vector<std::string> cors_origins;        // empty: no CORS; "*": any
   std::vector<std::string> allowed_hosts;       // names of this server beyond addresses and local names; "*": any
   std::string tls_cert, tls_key;                // files; empty: plain HTTP

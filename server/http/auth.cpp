@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstring>
 
+#include <fmt/format.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 
@@ -47,6 +49,13 @@ std::string presented_key(std::string_view authorization, std::string_view api_k
 
 }  // namespace
 
+// Enough of the digest to tell keys apart, too little to say anything about one.
+std::string KeyRing::tenant_of(const Digest& key) {
+  uint64_t head = 0;
+  std::memcpy(&head, key.data(), sizeof(head));
+  return fmt::format("{:016x}", head);
+}
+
 KeyRing::KeyRing(const std::vector<std::string>& api_keys, const std::string& admin_key) {
   for (const std::string& key : api_keys) keys_.push_back(digest(key));
   if (!admin_key.empty()) admin_ = digest(admin_key);
@@ -63,11 +72,13 @@ std::optional<Caller> KeyRing::identify(std::string_view authorization, std::str
   const Digest presented = digest(presented_key(authorization, api_key));
   Caller caller;
   bool known = false;
+  size_t found = 0;
   for (size_t i = 0; i < keys_.size(); ++i) {
     const bool equal = CRYPTO_memcmp(presented.data(), keys_[i].data(), presented.size()) == 0;
     known |= equal;
-    caller.key = equal ? static_cast<int>(i) : caller.key;
+    found = equal ? i : found;
   }
+  if (known && keys_.size() > 1) caller.tenant = tenant_of(keys_[found]);
   if (admin_) caller.admin = CRYPTO_memcmp(presented.data(), admin_->data(), presented.size()) == 0;
   if (required() && !known && !caller.admin) return std::nullopt;
   return caller;

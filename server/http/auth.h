@@ -10,7 +10,9 @@
 namespace bam {
 
 struct Caller {
-  int key = -1;  // index of the API key, -1: none or the admin key
+  // Whose requests and cached prompts these are: made from the key itself, so that it does not change when keys are added
+  // or removed. Empty where there is but one key, or none: all callers are one then.
+  std::string tenant;
   bool admin = false;
 };
 
@@ -28,6 +30,7 @@ class KeyRing {
  private:
   using Digest = std::array<uint8_t, 32>;
   static Digest digest(std::string_view text);
+  static std::string tenant_of(const Digest& key);
 
   std::vector<Digest> keys_;
   std::optional<Digest> admin_;

@@ -136,7 +136,7 @@ class Completions(bamtest.ServerTest):
 
     def test_unknown_fields_are_named(self):
         response = self.server.complete(max_tokens=1, zebra=1, apple={"x": 2}, user="me")
-        self.assertEqual(response.headers["x-ignored-fields"], "apple, zebra")
+        self.assertEqual(response.headers["x-ignored-fields"], "zebra, apple", "in the order of the request")
         stream = self.server.stream("/v1/completions", {"prompt": "x", "max_tokens": 1, "zebra": 1})
         self.assertEqual(stream.headers["x-ignored-fields"], "zebra")
         self.assertNotIn("x-ignored-fields", self.server.complete(max_tokens=1).headers)

@@ -210,7 +210,7 @@ class Keys(bamtest.ServerTest):
 
 
 class SaltPerKey(bamtest.ServerTest):
-    arguments = ("--api-key", "alice-key", "--api-key", "bob-key", "--cache-salt-per-key", "on")
+    arguments = ("--api-key", "alice-key", "--api-key", "bob-key")
 
     def cached(self, key):
         prompt = [7 + i % 100 for i in range(600)]

@@ -1,0 +1,94 @@
+"""M4, M11, H1 and the low points about several keys: nobody names, cancels, overtakes or watches another's requests."""
+
+import unittest
+
+import attack  # noqa: F401  (finds bamtest)
+import bamtest
+
+ALICE, BOB, ADMIN = ({"Authorization": f"Bearer {name}-key"} for name in ("alice", "bob", "admin"))
+LONG = {"prompt": "x", "max_tokens": 100000, "ignore_eos": True}
+
+
+class Tenants(bamtest.ServerTest):
+    arguments = ("--api-key", "alice-key", "--api-key", "bob-key", "--admin-key", "admin-key", "--max-num-seqs", "4",
+                 "--max-unsent", "64MiB")
+
+    def live(self, headers):
+        return sorted(entry["id"] for entry in self.server.get("/v1/requests", headers=headers).json()["data"])
+
+    def wait_live(self, headers, names):
+        """The list is published with the engine's state, a moment after the first event."""
+        self.wait_for(lambda: self.live(headers) == names)
+
+    def start(self, headers, name, **fields):
+        stream = self.server.stream("/v1/completions", {**LONG, "request_id": name, **fields}, headers=headers)
+        self.addCleanup(stream.close)
+        stream.next_event()
+        return stream
+
+    def cancel(self, headers, name):
+        return self.server.post(f"/v1/requests/{name}/cancel", {}, headers=headers).status
+
+    def tearDown(self):
+        self.server.post("/v1/requests/cancel_all", {}, headers=ADMIN)
+        self.wait_for(lambda: not self.live(ADMIN))
+
+    def test_m4_a_name_cancels_what_has_it_and_nothing_else(self):
+        self.start(ALICE, "victim")
+        for name in ("victim-7", "victim-0", "cmpl-victim-7", "vic", "victim-"):
+            self.assertEqual(self.cancel(ALICE, name), 404, name)
+        self.wait_live(ALICE, ["cmpl-victim"])
+        self.assertEqual(self.cancel(ALICE, "victim"), 200)
+
+    def test_m4_prompts_of_one_request_end_together(self):
+        self.start(ALICE, "many", prompt=["a", "b"])
+        self.start(ALICE, "many-1")
+        self.wait_live(ALICE, ["cmpl-many#0", "cmpl-many#1", "cmpl-many-1"])
+        self.assertEqual(self.cancel(ALICE, "cmpl-many%231"), 200)
+        self.wait_live(ALICE, ["cmpl-many-1"])
+
+    def test_names_of_one_key_mean_nothing_to_another(self):
+        self.start(ALICE, "same")
+        self.start(BOB, "same")
+        self.wait_live(ALICE, ["cmpl-same"])
+        self.wait_live(BOB, ["cmpl-same"])
+        self.assertEqual(self.cancel(BOB, "same"), 200)
+        self.wait_live(BOB, [])
+        self.assertEqual(self.cancel(BOB, "same"), 404)
+        self.wait_live(ALICE, ["cmpl-same"])
+        self.assertEqual(self.cancel(ADMIN, "same"), 200)
+
+    def test_cached_tokens_tell_keys_nothing_about_each_other(self):
+        def cached(headers):
+            reply = self.server.post("/v1/completions", {"prompt": list(range(7, 607)), "max_tokens": 1}, headers=headers)
+            return reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        self.assertEqual(cached(ALICE), 0)
+        self.assertGreater(cached(ALICE), 500)
+        self.assertEqual(cached(BOB), 0)
+
+    def test_m11_priorities_beyond_the_limit_need_the_admin_key(self):
+        for priority, headers, status in ((-100, ALICE, 200), (100, ALICE, 200), (-101, ALICE, 400), (-2 ** 31, BOB, 400),
+                                          (2 ** 31 - 1, BOB, 400), (-2 ** 31, ADMIN, 200)):
+            reply = self.server.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "priority": priority}, headers=headers)
+            self.assertEqual(reply.status, status, (priority, reply.text))
+            if status == 400:
+                self.assertEqual(reply.error["param"], "priority")
+
+
+class Products(bamtest.ServerTest):
+    def test_h1_fields_that_multiply_are_capped_together(self):
+        prompt = [5] * 12000
+        for fields, param in (({"n": 16, "echo": True, "logprobs": 20}, "logprobs"),
+                              ({"n": 16, "prompt_logprobs": 20}, "prompt_logprobs"),
+                              ({"n": 16, "logprobs": 20, "max_tokens": 60000, "prompt": [5]}, "logprobs"),
+                              ({"prompt": [prompt] * 16, "echo": True, "logprobs": 20}, "logprobs")):
+            reply = self.server.post("/v1/completions", {"prompt": prompt, "max_tokens": 1, **fields})
+            self.assertEqual((reply.status, reply.error["param"]), (400, param), reply.text[:300])
+            self.assertIn("2000000", reply.error["message"])
+        scored = self.server.post("/v1/completions", {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 5})
+        self.assertEqual(scored.status, 200)
+
+
+if __name__ == "__main__":
+    bamtest.main()
