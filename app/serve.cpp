@@ -14,11 +14,10 @@
 
 #include <CLI/CLI.hpp>
 
-#include "app/client/passkey_prompt.h"
 #include "app/commands.h"
 #include "app/option_flags.h"
+#include "app/passkey_selftest.h"
 #include "base/log.h"
-#include "server/api/completions.h"
 #include "server/http/http_server.h"
 
 namespace bam {
@@ -179,7 +178,7 @@ class Service {
     while (context_.jobs.size() > 0 && steady_clock::now() < flush_until) std::this_thread::sleep_for(10ms);
     context_.connections.shut_down();
     const auto closed_until = std::min(flush_until, steady_clock::now() + seconds(3));
-    while (context_.connections.open_connections() > 0 && steady_clock::now() < closed_until) {
+    while (context_.metrics.open_connections.load(std::memory_order_relaxed) > 0 && steady_clock::now() < closed_until) {
       std::this_thread::sleep_for(10ms);
     }
     stop();
@@ -189,7 +188,7 @@ class Service {
   void stop() {
     const ServingModel* model = context_.model.load(std::memory_order_acquire);
     if (model) model->engine.cancel_all();  // a worker may be waiting for an answer
-    context_.workers.stop();
+    context_.pool.stop();
     if (model) model->engine.drain(std::chrono::seconds(5));
     http_.quit();
   }
@@ -197,7 +196,7 @@ class Service {
   const ServeConfig& config_;
   std::unique_ptr<LoadedModel> loaded_;
   std::unique_ptr<ServingModel> serving_;
-  ServerContext context_;
+  HttpContext context_;
   HttpServer http_;
   std::string load_error_;
   std::atomic<int> exit_code_{0};
@@ -225,17 +224,7 @@ std::unique_ptr<ServingModel> make_serving_model(const LoadedModel& loaded) {
   model->weight_bytes = loaded.weight_bytes;
   model->created =
       std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
-  const Tokenizer* tokenizer = loaded.tokenizer.get();
-  model->passkey_prompt = [tokenizer](int64_t length, double depth, uint64_t seed) -> Result<PasskeyPrompt> {
-    try {
-      const client::PieceEncoder encoder([tokenizer](std::string_view text) { return tokenizer->encode(text, false); });
-      const std::string key = client::make_passkey(seed, length, depth, 0);
-      auto prompt = client::make_passkey_prompt(encoder, length, depth, key);
-      return PasskeyPrompt{std::move(prompt.ids), prompt.key, prompt.max_tokens};
-    } catch (const Error& error) {
-      return error;
-    }
-  };
+  model->passkey_selftest = run_passkey_selftest;
   return model;
 }
 

@@ -1,7 +1,9 @@
-// The loop's half of a generation: from engine events to the reply.
 #include "server/api/completions.h"
 
 #include <algorithm>
+#include <random>
+
+#include <fmt/format.h>
 
 #include "base/log.h"
 #include "server/api/json_body.h"
@@ -10,8 +12,9 @@ namespace bam {
 
 namespace {
 
-// Replies with more tokens than this are put together on a worker: it takes long enough to delay other streams.
-constexpr size_t kLargeReplyTokens = 4096;
+// Replies and echoes with more tokens or bytes than this are made on a worker, in pieces: as a whole they would take
+// long enough to delay other streams.
+constexpr size_t kLargeTokens = 1024;
 
 double milliseconds_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
@@ -29,87 +32,206 @@ std::string join(const std::vector<std::string>& names) {
   return text;
 }
 
-void start_generation(ServerContext& context, std::shared_ptr<Exchange> exchange, ApiKind kind) {
-  if (!exchange->is_open()) return;
+std::string all_of(const TextSource& source) {
+  std::string text, piece;
+  for (bool more = true; more; piece.clear()) {
+    more = source(piece);
+    text += piece;
+  }
+  return text;
+}
+
+void start_generation(ServerContext& context, CallPtr call, ApiKind kind) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
-  exchange->log.is_generation = true;
-  auto json = parse_json_object(exchange->body);
-  exchange->drop_body();
-  if (!json) return exchange->reply(json.error());
+  call->log.is_generation = true;
+  auto json = parse_json_object(call->body);
+  call->drop_body();
+  if (!json) return call->reply(json.error());
   auto request = parse_generation_request(*json, kind, model.defaults);
   *json = Json();
-  if (!request) return exchange->reply(request.error());
-  std::make_shared<GenerationJob>(context, model, std::move(exchange), *std::move(request))->start();
+  if (!request) return call->reply(request.error());
+  std::make_shared<GenerationJob>(context, model, std::move(call), *std::move(request))->start();
 }
 
 }  // namespace
 
-void handle_completions(ServerContext& context, std::shared_ptr<Exchange> exchange) {
-  start_generation(context, std::move(exchange), ApiKind::kCompletion);
+// Receives the events of one prompt on the engine thread and wakes the connection's.
+class GenerationJob::Sink : public EventSink {
+ public:
+  Sink(std::shared_ptr<GenerationJob> job, size_t prompt) : job_(std::move(job)), prompt_(prompt) {}
+
+  bool on_events(std::vector<Event>&& events) override {
+    switch (job_->inbox_.push(prompt_, std::move(events))) {
+      case EventInbox::Pushed::kWake: job_->call_->post([job = job_] { job->on_wake(); }); break;
+      case EventInbox::Pushed::kWaiting: break;
+      // The engine was told to stop or cancel; saying that nobody listens would overtake that and count as an abort.
+      case EventInbox::Pushed::kClosed: break;
+    }
+    return true;
+  }
+
+ private:
+  std::shared_ptr<GenerationJob> job_;
+  size_t prompt_;
+};
+
+void handle_completions(ServerContext& context, CallPtr call) {
+  start_generation(context, std::move(call), ApiKind::kCompletion);
 }
 
-void handle_chat_completions(ServerContext& context, std::shared_ptr<Exchange> exchange) {
-  start_generation(context, std::move(exchange), ApiKind::kChat);
+void handle_chat_completions(ServerContext& context, CallPtr call) {
+  start_generation(context, std::move(call), ApiKind::kChat);
+}
+
+GenerationJob::GenerationJob(ServerContext& context, const ServingModel& model, CallPtr call, GenerationRequest request)
+    : context_(context), model_(model), call_(std::move(call)), request_(std::move(request)) {
+  if (!request_.request_id.empty()) call_->request_id = request_.request_id;
+  meta_.kind = request_.kind;
+  meta_.model = request_.model.value_or(context_.config.served_model_names.front());
+  meta_.system_fingerprint = model_.system_fingerprint;
+  meta_.created =
+      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  reply_options_ = {.logprobs = request_.wants_logprobs(),
+                    .num_top = std::max(0, request_.engine.sampling.num_logprobs),
+                    .token_ids = request_.return_token_ids};
+}
+
+void GenerationJob::start() {
+  auto prepared = prepare_prompts(context_, model_, call_->caller, request_, call_->log.prompt);
+  if (!prepared) return call_->reply(prepared.error());
+  decode_options_ = decode_options(model_, request_);
+  for (PreparedPrompt& prompt : *prepared) {
+    Prompt& added = prompts_.emplace_back();
+    added.num_tokens = static_cast<int64_t>(prompt.ids.size());
+    call_->log.prompt_tokens += added.num_tokens;
+    for (int32_t k = 0; k < request_.engine.n; ++k) {
+      added.choices.emplace_back().decoder =
+          std::make_unique<ChoiceDecoder>(model_.tokenizer, decode_options_, prompt.text_length);
+    }
+    added.prepared = std::move(prompt);
+  }
+  if (!enter()) {
+    return call_->reply(ApiError::invalid(fmt::format("A request with the id '{}' is running.", call_->request_id),
+                                          "request_id", "duplicate_request_id"));
+  }
+  call_->post([job = shared_from_this()] { job->open(); });
+}
+
+// Takes the job's names; false when they belong to another one.
+bool GenerationJob::enter() {
+  const char* prefix = request_.kind == ApiKind::kChat ? "chatcmpl-" : "cmpl-";
+  const auto add = [&] {
+    meta_.id = prefix + call_->request_id;
+    return context_.jobs.add(tenant(), meta_.id, call_->request_id, shared_from_this());
+  };
+  entered_ = add();
+  if (!entered_ && request_.request_id.empty()) {
+    // A proxy may send one X-Request-Id for several calls.
+    call_->request_id += fmt::format("-{:08x}", std::random_device{}());
+    entered_ = add();
+  }
+  return entered_;
+}
+
+void GenerationJob::leave() {
+  if (std::exchange(entered_, false)) context_.jobs.remove(tenant(), meta_.id, call_->request_id);
 }
 
 void GenerationJob::cancel() {
-  exchange_->loop()->queueInLoop([job = shared_from_this()] {
-    job->cancel_requested_ = true;
-    if (job->opened_ && !job->ended_) job->cancel_engine_requests();
+  call_->post([job = shared_from_this()] {
+    if (job->state_ == State::kPreparing) {
+      job->state_ = State::kCancelled;
+    } else if (job->state_ == State::kRunning) {
+      job->cancel_engine_requests();
+    }
   });
 }
 
 void GenerationJob::cancel_engine_requests() {
   for (const Prompt& prompt : prompts_) {
-    if (prompt.submitted) model_.engine.cancel(prompt.engine_id);
+    if (!prompt.engine_id.empty()) model_.engine.cancel(prompt.engine_id);
   }
 }
 
 void GenerationJob::open() {
-  opened_ = true;
-  if (!exchange_->is_open()) return client_left();
-  close_ticket_ = exchange_->connection()->on_close([weak = weak_from_this()] {
+  const bool cancelled = state_ == State::kCancelled;
+  state_ = State::kRunning;
+  if (!call_->is_open()) return client_left();
+  close_ticket_ = call_->on_close([weak = weak_from_this()] {
     if (auto job = weak.lock()) job->client_left();
   });
-  if (cancel_requested_) cancel_engine_requests();
-  if (request_.stream) {
-    writer_ = std::make_unique<ChunkWriter>(model_.tokenizer, meta_, reply_options_, request_.include_usage);
-    SseStream::Callbacks callbacks;
-    callbacks.on_pressure = [weak = weak_from_this()](bool full) {
-      if (auto job = weak.lock()) job->pause(full);
-    };
-    callbacks.on_stalled = [weak = weak_from_this()] {
-      if (auto job = weak.lock()) job->stalled();
-    };
-    stream_ = std::make_shared<SseStream>(context_, exchange_, std::move(callbacks));
-    std::vector<std::pair<std::string, std::string>> headers;
-    if (!request_.ignored_fields.empty()) headers.emplace_back("x-ignored-fields", join(request_.ignored_fields));
-    stream_->open(headers);
-    if (request_.kind == ApiKind::kChat) {
-      for (int32_t i = 0; i < request_.n; ++i) stream_->send(writer_->role(i));
-    }
+  if (!cancelled) {
+    if (const auto error = submit()) return fail(*error);
   }
-  drain_inbox();
+  if (request_.stream) open_stream();
+  if (!cancelled) return;
+  for (Prompt& prompt : prompts_) {
+    for (Choice& choice : prompt.choices) choice.decoder->finish(FinishReason::kCancelled);
+  }
+  deliver();
 }
 
-void GenerationJob::drain_inbox() {
-  std::vector<std::pair<size_t, Event>> events;
-  {
-    const std::lock_guard lock(inbox_mutex_);
-    if (!opened_) return;  // open() comes back; until then the inbox stays scheduled
-    events.swap(inbox_);
-    inbox_scheduled_ = false;
+// Ends with an error before anything was sent, or with all prompts in the engine.
+std::optional<ApiError> GenerationJob::submit() {
+  const int64_t context_length = model_.engine.config().max_model_len;
+  for (size_t i = 0; i < prompts_.size(); ++i) {
+    Prompt& prompt = prompts_[i];
+    const bool last = i + 1 == prompts_.size();
+    Request request = last ? std::move(request_.engine) : request_.engine;
+    if (last) request_.engine.n = request.n;
+    // No id has a '#', so that no client can name its request like a part of another.
+    request.id = LiveJobs::engine_name(tenant(), prompts_.size() == 1 ? meta_.id : fmt::format("{}#{}", meta_.id, i));
+    request.prompt =
+        request_.return_token_ids ? prompt.prepared.ids : std::exchange(prompt.prepared.ids, std::vector<int32_t>());
+    request.sampling.max_tokens = request_.max_tokens.value_or(context_length - prompt.num_tokens);
+    const std::string engine_id = request.id;
+    const SubmitResult result = model_.engine.submit(std::move(request), std::make_shared<Sink>(shared_from_this(), i));
+    switch (result.status) {
+      case SubmitStatus::kAccepted: prompt.engine_id = engine_id; break;
+      case SubmitStatus::kInvalid:
+        return ApiError::invalid(result.message, request_.kind == ApiKind::kChat ? "messages" : "prompt",
+                                 "context_length_exceeded");
+      case SubmitStatus::kQueueFull:
+        context_.metrics.rejected_queue.fetch_add(1, std::memory_order_relaxed);
+        return ApiError::queue_full(result.message, result.retry_after_s);
+      case SubmitStatus::kDraining: return ApiError::unavailable("The server is shutting down.", "draining", 5);
+      case SubmitStatus::kDuplicateId: return ApiError::internal("The engine knows this request already.");
+    }
   }
-  std::vector<bool> touched(prompts_.size(), false);
-  for (auto& [prompt, event] : events) {
-    if (ended_) return;
-    touched[prompt] = true;
-    on_event(prompt, std::move(event));
+  return std::nullopt;
+}
+
+Headers GenerationJob::reply_headers() const {
+  if (request_.ignored_fields.empty()) return {};
+  return {{"x-ignored-fields", join(request_.ignored_fields)}};
+}
+
+void GenerationJob::open_body(ReplyStream::Head head) {
+  const auto weak = weak_from_this();
+  ReplyStream::Callbacks callbacks;
+  callbacks.on_pressure = [weak](bool full) {
+    if (auto job = weak.lock()) job->on_pressure(full);
+  };
+  callbacks.on_stalled = [weak] {
+    if (auto job = weak.lock()) job->stalled();
+  };
+  stream_ = call_->open_stream(std::move(head), std::move(callbacks));
+  pump_ = std::make_shared<PiecePump>(context_.workers, call_, stream_);
+}
+
+void GenerationJob::open_stream() {
+  writer_ = std::make_unique<ChunkWriter>(model_.tokenizer, meta_, reply_options_, request_.include_usage);
+  open_body({.headers = reply_headers()});
+  if (request_.kind != ApiKind::kChat) return;
+  for (int32_t i = 0; i < request_.engine.n; ++i) stream_->send(writer_->role(i));
+}
+
+void GenerationJob::on_wake() {
+  for (EventInbox::Entry& entry : inbox_.take()) {
+    if (state_ != State::kRunning) return;
+    on_event(entry.prompt, std::move(entry.event));
   }
-  for (size_t i = 0; i < prompts_.size() && !ended_; ++i) {
-    if (touched[i]) deliver(i);
-  }
-  if (!ended_ && all_reported()) complete();
+  deliver();
 }
 
 void GenerationJob::on_event(size_t prompt_index, Event&& event) {
@@ -118,11 +240,12 @@ void GenerationJob::on_event(size_t prompt_index, Event&& event) {
     prompt.choices[static_cast<size_t>(token->choice)].decoder->push(token->token, std::move(token->logprobs));
   } else if (auto* progress = std::get_if<ProgressEvent>(&event)) {
     prompt.cached_tokens = std::max(prompt.cached_tokens, progress->cached);
-    if (stream_ && request_.return_progress) stream_->send(writer_->progress(*progress));
+    if (writer_ && request_.return_progress) stream_->send(writer_->progress(*progress));
   } else if (auto* logprobs = std::get_if<PromptLogprobsEvent>(&event)) {
+    std::vector<TokenRecord>& records = prompt.prepared.records;
     for (size_t i = 0; i < logprobs->logprobs.size(); ++i) {
       const size_t position = static_cast<size_t>(logprobs->first) + i;
-      if (position < prompt.records.size()) prompt.records[position].logprobs = std::move(logprobs->logprobs[i]);
+      if (position < records.size()) records[position].logprobs = std::move(logprobs->logprobs[i]);
     }
   } else if (auto* finish = std::get_if<FinishEvent>(&event)) {
     on_finish(prompt, *finish);
@@ -143,55 +266,100 @@ void GenerationJob::on_finish(Prompt& prompt, const FinishEvent& finish) {
   }
 }
 
-void GenerationJob::deliver(size_t prompt_index) {
+void GenerationJob::deliver() {
+  for (size_t i = 0; i < prompts_.size(); ++i) {
+    for (size_t k = 0; k < prompts_[i].choices.size() && state_ == State::kRunning; ++k) deliver_choice(i, k);
+  }
+  if (state_ == State::kRunning && all_reported()) complete();
+}
+
+int32_t GenerationJob::index_of(size_t prompt_index, size_t choice_index) const {
+  return static_cast<int32_t>(prompt_index * static_cast<size_t>(request_.engine.n) + choice_index);
+}
+
+void GenerationJob::deliver_choice(size_t prompt_index, size_t choice_index) {
+  using Stage = Choice::Stage;
   Prompt& prompt = prompts_[prompt_index];
-  for (size_t k = 0; k < prompt.choices.size(); ++k) {
-    Choice& choice = prompt.choices[k];
-    if (choice.reported) continue;
-    // The engine knows nothing of stop strings.
-    if (choice.decoder->stopped()) model_.engine.stop(prompt.engine_id, static_cast<int32_t>(k));
-    deliver_choice(prompt, prompt_index, k);
+  Choice& choice = prompt.choices[choice_index];
+  ChoiceDecoder& decoder = *choice.decoder;
+  if (choice.stage == Stage::kEchoing || choice.stage == Stage::kReported) return;
+  if (decoder.num_tokens() == 0 && !decoder.finished()) return;
+  if (choice.stage == Stage::kSilent && writer_ && request_.echo) {
+    start_echo(prompt_index, choice_index);
+    if (choice.stage == Stage::kEchoing || state_ != State::kRunning) return;
+  }
+  const bool first = choice.stage != Stage::kSpeaking;
+  choice.stage = Stage::kSpeaking;
+  // The engine knows nothing of stop strings.
+  if (decoder.stopped() && !prompt.engine_id.empty()) {
+    model_.engine.stop(prompt.engine_id, static_cast<int32_t>(choice_index));
+  }
+  ChoiceDelta delta = decoder.take();
+  if (!writer_) {
+    choice.collected.text += delta.text;
+    std::move(delta.tokens.begin(), delta.tokens.end(), std::back_inserter(choice.collected.tokens));
+    if (decoder.finished()) choice.stage = Stage::kReported;
+    return;
+  }
+  if (!reply_options_.logprobs && !reply_options_.token_ids) delta.tokens.clear();
+  const int32_t index = index_of(prompt_index, choice_index);
+  const Usage now = usage();
+  const Usage* shown = request_.continuous_usage_stats ? &now : nullptr;
+  const auto* prompt_ids = first && request_.return_token_ids ? &prompt.prepared.ids : nullptr;
+  if (!delta.empty() || prompt_ids) stream_->send(writer_->delta(index, delta, shown, prompt_ids));
+  if (!decoder.finished() || state_ != State::kRunning) return;
+  stream_->send(writer_->finish(index, decoder.finish_reason(), decoder.stop_reason(), shown));
+  choice.stage = Stage::kReported;
+}
+
+// The prompt goes out in chunks of its own, with its logprobs if they were asked for. A long one is made on a worker,
+// and what was generated meanwhile waits.
+void GenerationJob::start_echo(size_t prompt_index, size_t choice_index) {
+  prompts_[prompt_index].choices[choice_index].stage = Choice::Stage::kEchoing;
+  echoes_.emplace_back(prompt_index, choice_index);
+  if (pump_->idle()) next_echo();
+}
+
+void GenerationJob::next_echo() {
+  while (!echoes_.empty() && state_ == State::kRunning) {
+    const auto [prompt_index, choice_index] = echoes_.front();
+    echoes_.pop_front();
+    const PreparedPrompt& prompt = prompts_[prompt_index].prepared;
+    const TokenRecords tokens = reply_options_.logprobs ? TokenRecords(prompt.records) : TokenRecords();
+    TextSource source = writer_->echo(index_of(prompt_index, choice_index), prompt.text, tokens);
+    Choice& choice = prompts_[prompt_index].choices[choice_index];
+    if (tokens.size() > kLargeTokens || prompt.text.size() > kPieceBytes) {
+      auto self = shared_from_this();  // the source refers to what the job owns
+      return pump_->start([self, source = std::move(source)](std::string& out) { return source(out); },
+                          [self, &choice] {
+                            choice.stage = Choice::Stage::kEchoed;
+                            self->next_echo();
+                            self->deliver();
+                          });
+    }
+    stream_->send(all_of(source));
+    choice.stage = Choice::Stage::kEchoed;
   }
 }
 
-void GenerationJob::deliver_choice(Prompt& prompt, size_t prompt_index, size_t choice_index) {
-  Choice& choice = prompt.choices[choice_index];
-  ChoiceDecoder& decoder = *choice.decoder;
-  if (decoder.num_tokens() == 0 && !decoder.finished()) return;
-  const auto index = static_cast<int32_t>(prompt_index * static_cast<size_t>(request_.n) + choice_index);
-  ChoiceDelta delta = decoder.take();
-  const bool finished = decoder.finished();
-  if (!stream_) {
-    choice.collected.text += delta.text;
-    std::move(delta.tokens.begin(), delta.tokens.end(), std::back_inserter(choice.collected.tokens));
-    choice.reported = finished;
-    return;
+size_t GenerationJob::held_prompt_bytes() const {
+  size_t bytes = 0;
+  for (const Prompt& prompt : prompts_) {
+    const PreparedPrompt& held = prompt.prepared;
+    bytes += held.ids.capacity() * sizeof(int32_t) + held.records.capacity() * sizeof(TokenRecord);
+    bytes += held.text.empty() ? 0 : held.text.capacity();
   }
-  const bool with_tokens = reply_options_.logprobs || reply_options_.token_ids;
-  if (!with_tokens) delta.tokens.clear();
-  const bool first = !std::exchange(choice.echoed, true);
-  if (first && request_.echo) {
-    // The prompt goes out as a chunk of its own, with its logprobs if they were asked for.
-    ChoiceDelta echo{prompt.text, {}};
-    if (reply_options_.logprobs) echo.tokens = prompt.records;
-    ReplyOptions options = reply_options_;
-    options.token_ids = false;
-    stream_->send(ChunkWriter(model_.tokenizer, meta_, options, request_.include_usage).delta(index, echo, nullptr));
+  for (const PromptInput& input : request_.prompts) {
+    const auto* text = std::get_if<std::string>(&input);
+    bytes += text ? text->capacity() : std::get<std::vector<int32_t>>(input).capacity() * sizeof(int32_t);
   }
-  const Usage now = usage();
-  const Usage* shown = request_.continuous_usage_stats ? &now : nullptr;
-  const auto* prompt_ids = first && request_.return_token_ids ? &prompt.ids : nullptr;
-  if (!delta.empty() || prompt_ids) stream_->send(writer_->delta(index, delta, shown, prompt_ids));
-  if (finished) {
-    stream_->send(writer_->finish(index, decoder.finish_reason(), decoder.stop_reason(), shown));
-    choice.reported = true;
-  }
+  return bytes;
 }
 
 bool GenerationJob::all_reported() const {
   for (const Prompt& prompt : prompts_) {
     for (const Choice& choice : prompt.choices) {
-      if (!choice.reported) return false;
+      if (choice.stage != Choice::Stage::kReported) return false;
     }
   }
   return true;
@@ -200,7 +368,7 @@ bool GenerationJob::all_reported() const {
 Usage GenerationJob::usage() const {
   Usage usage;
   for (const Prompt& prompt : prompts_) {
-    usage.prompt_tokens += static_cast<int64_t>(prompt.ids.size());
+    usage.prompt_tokens += prompt.num_tokens;
     usage.cached_tokens += prompt.cached_tokens;
     for (const Choice& choice : prompt.choices) usage.completion_tokens += choice.decoder->num_tokens();
   }
@@ -208,130 +376,137 @@ Usage GenerationJob::usage() const {
 }
 
 void GenerationJob::complete() {
-  exchange_->log.finish = prompts_.front().choices.front().decoder->finish_reason();
-  if (stream_) {
+  call_->log.finish = prompts_.front().choices.front().decoder->finish_reason();
+  if (writer_) {
     if (request_.include_usage) stream_->send(writer_->usage(usage()));
     stream_->send(ChunkWriter::done());
     finish_log(200);
-    end();
-    return;
+    return end();
   }
-  finish_log(0);
-  size_t tokens = 0;
-  for (const Prompt& prompt : prompts_) {
-    tokens += prompt.records.size();
-    for (const Choice& choice : prompt.choices) tokens += choice.collected.tokens.size();
-  }
-  auto self = shared_from_this();
+  size_t tokens = 0, bytes = 0;
   const bool detailed = reply_options_.logprobs || reply_options_.token_ids || request_.prompt_logprobs;
-  end();
-  if (!detailed || tokens <= kLargeReplyTokens ||
-      !context_.workers.submit(WorkerPool::Lane::kLarge, [self] { self->send_reply(); })) {
-    send_reply();
-  }
-}
-
-void GenerationJob::send_reply() {
-  std::vector<ChoiceReply> choices;
-  for (Prompt& prompt : prompts_) {
-    for (Choice& choice : prompt.choices) {
-      ChoiceReply& reply = choices.emplace_back();
-      reply.index = static_cast<int32_t>(choices.size()) - 1;
-      reply.text = (request_.echo ? prompt.text : std::string()) + choice.collected.text;
-      if (request_.echo && reply_options_.logprobs) {
-        reply.tokens = prompt.records;
-        reply.num_echoed = reply.tokens.size();
-      }
-      std::move(choice.collected.tokens.begin(), choice.collected.tokens.end(), std::back_inserter(reply.tokens));
-      reply.finish_reason = choice.decoder->finish_reason();
-      reply.stop_reason = choice.decoder->stop_reason();
-      if (request_.prompt_logprobs) reply.prompt_logprobs = &prompt.records;
-      if (request_.return_token_ids) reply.prompt_ids = &prompt.ids;
+  for (const Prompt& prompt : prompts_) {
+    tokens += prompt.prepared.records.size() + prompt.prepared.ids.size();
+    for (const Choice& choice : prompt.choices) {
+      tokens += choice.collected.tokens.size();
+      bytes += prompt.prepared.text.size() + choice.collected.text.size();
     }
   }
-  HttpReply reply;
-  reply.body = dump_json(reply_json(model_.tokenizer, meta_, reply_options_, choices, usage()));
-  if (!request_.ignored_fields.empty()) {
-    reply.headers.emplace_back("x-ignored-fields", join(request_.ignored_fields));
+  if ((!detailed || tokens <= kLargeTokens) && bytes <= kPieceBytes) {
+    finish_log(0);
+    end();
+    return call_->reply({.body = all_of(reply_source()), .headers = reply_headers()});
   }
-  exchange_->reply(std::move(reply));
+  state_ = State::kReplying;
+  inbox_.close();
+  open_body({.content_type = "application/json", .headers = reply_headers()});
+  pump_->start(reply_source(), [self = shared_from_this()] {
+    self->finish_log(200);
+    self->end();
+  });
 }
 
-void GenerationJob::fail(const ApiError& error) {
-  if (ended_) return;
-  cancel_engine_requests();
-  exchange_->log.finish = "error";
-  if (stream_) {
-    stream_->send(ChunkWriter::error(error));
-    stream_->send(ChunkWriter::done());
-    exchange_->log.error = error.message;
-    finish_log(200);
-    end();
-    return;
+// Refers to what the job owns, and keeps it alive.
+TextSource GenerationJob::reply_source() {
+  std::vector<ChoiceReply> choices;
+  for (const Prompt& prompt : prompts_) {
+    const PreparedPrompt& prepared = prompt.prepared;
+    for (const Choice& choice : prompt.choices) {
+      ChoiceReply& reply = choices.emplace_back();
+      reply.index = static_cast<int32_t>(choices.size()) - 1;
+      reply.echo = prepared.text;
+      reply.text = choice.collected.text;
+      if (request_.echo && reply_options_.logprobs) reply.echo_tokens = prepared.records;
+      reply.tokens = choice.collected.tokens;
+      reply.finish_reason = choice.decoder->finish_reason();
+      reply.stop_reason = choice.decoder->stop_reason();
+      if (request_.prompt_logprobs) reply.prompt_logprobs = TokenRecords(prepared.records);
+      if (request_.return_token_ids) reply.prompt_ids = &prepared.ids;
+    }
   }
-  finish_log(0);
+  return [self = shared_from_this(), source = reply_text(model_.tokenizer, meta_, reply_options_, choices, usage())](
+             std::string& out) { return source(out); };
+}
+
+// Nothing was sent yet, or a stream is open.
+void GenerationJob::fail(const ApiError& error) {
+  if (state_ != State::kRunning) return;
+  cancel_engine_requests();
+  call_->log.finish = "error";
+  if (!writer_) {
+    finish_log(0);
+    end();
+    return call_->reply(error);
+  }
+  stream_->send(ChunkWriter::error(error));
+  stream_->send(ChunkWriter::done());
+  call_->log.error = error.message;
+  finish_log(200);
   end();
-  exchange_->reply(error);
 }
 
 void GenerationJob::client_left() {
-  if (ended_) return;
+  if (state_ == State::kEnded) return;
   cancel_engine_requests();
   context_.metrics.disconnects.fetch_add(1, std::memory_order_relaxed);
-  exchange_->log.finish = "abort";
-  exchange_->log.error = "the client left";
+  call_->log.finish = "abort";
+  call_->log.error = "the client left";
   finish_log(499);
   end();
 }
 
-// The reader is behind: nothing more is computed for it until it has caught up.
-void GenerationJob::pause(bool full) {
+// While the reader is behind, nothing more is computed or put together for it.
+void GenerationJob::on_pressure(bool full) {
   for (const Prompt& prompt : prompts_) {
-    if (!prompt.submitted) continue;
+    if (prompt.engine_id.empty()) continue;
     if (full) {
       model_.engine.pause(prompt.engine_id);
     } else {
       model_.engine.resume(prompt.engine_id);
     }
   }
+  if (!full) pump_->drained();
 }
 
 // What is buffered, and the error behind it, still leaves if the client wakes up within another --stall-timeout.
 void GenerationJob::stalled() {
-  fail(ApiError::timeout(fmt::format("The client took nothing for {:g} s (--stall-timeout).",
-                                     context_.config.stall_timeout_s)));
+  const std::string message =
+      fmt::format("The client took nothing for {:g} s (--stall-timeout).", context_.config.stall_timeout_s);
+  if (state_ == State::kRunning) return fail(ApiError::timeout(message));
+  // Half a JSON text cannot say so.
+  call_->log.error = message;
+  finish_log(200);
+  end();
 }
 
 // status 0: the reply itself writes the line.
 void GenerationJob::finish_log(int status) {
   const Usage total = usage();
-  RequestLog& log = exchange_->log;
+  RequestLog& log = call_->log;
   log.prompt_tokens = total.prompt_tokens;
   log.cached_tokens = total.cached_tokens;
   log.generated_tokens = total.completion_tokens;
-  {
-    const std::lock_guard lock(inbox_mutex_);
-    if (first_token_) {
-      log.ttft_ms = milliseconds_between(exchange_->started, *first_token_);
-      log.decode_ms = milliseconds_between(*first_token_, *last_token_);
-    }
+  if (const auto times = inbox_.token_times()) {
+    log.ttft_ms = milliseconds_between(call_->started, times->first);
+    log.decode_ms = milliseconds_between(times->first, times->second);
   }
   if (status == 0) return;
   log.status = status;
-  log.id = exchange_->request_id;
-  log.method = exchange_->method;
-  log.path = exchange_->path;
-  log.total_ms = milliseconds_between(exchange_->started, Clock::now());
+  log.id = call_->request_id;
+  log.method = call_->method;
+  log.path = call_->path;
+  log.total_ms = milliseconds_between(call_->started, Clock::now());
   log.write();
 }
 
 void GenerationJob::end() {
-  ended_ = true;
-  abandoned_.store(true, std::memory_order_release);
-  if (close_ticket_ != 0) exchange_->connection()->forget(close_ticket_);
+  state_ = State::kEnded;
+  inbox_.close();
+  if (pump_) pump_->stop();
+  echoes_.clear();
+  if (close_ticket_ != 0) call_->forget(std::exchange(close_ticket_, 0));
   if (stream_) stream_->close();
-  if (registered_) context_.jobs.remove(caller().tenant, meta_.id, exchange_->request_id);
-  registered_ = false;
+  leave();
 }
 
 }  // namespace bam

@@ -1,115 +1,116 @@
 #pragma once
 
+#include <deque>
 #include <memory>
-#include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "server/api/call.h"
 #include "server/api/choice_decoder.h"
-#include "server/http/exchange.h"
+#include "server/api/event_inbox.h"
+#include "server/api/live_jobs.h"
 #include "server/api/openai_reply.h"
+#include "server/api/piece_pump.h"
+#include "server/api/prepare.h"
 #include "server/api/server_context.h"
-#include "server/http/sse_stream.h"
 
 namespace bam {
 
-// One completions or chat request from the parsed body to the last byte of its reply: one engine request per prompt, n
-// choices each. prepare() and submit() run on a worker; from then on everything happens on the connection's loop. The
-// engine thread only appends to `inbox_`.
-class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
+// One completions or chat request from the typed body to the last byte of its reply: one engine request per prompt, n
+// choices each. A worker prepares it; everything after that happens on the connection's thread, and the engine thread
+// only fills `inbox_`. The engine gets its requests when the job is open, so no event can come before that.
+class GenerationJob : public LiveJob, public std::enable_shared_from_this<GenerationJob> {
  public:
-  GenerationJob(ServerContext& context, const ServingModel& model, std::shared_ptr<Exchange> exchange,
-                GenerationRequest request);
-  ~GenerationJob();
+  GenerationJob(ServerContext& context, const ServingModel& model, CallPtr call, GenerationRequest request);
+  ~GenerationJob() override { leave(); }
 
-  // Worker: tokenises, checks against the model's limits and hands everything to the engine; answers with an error if
-  // that fails.
+  // Worker: checks and tokenises, then goes on on the connection's thread; answers with an error if that fails.
   void start();
   // Any thread: ends all choices with finish_reason "abort".
-  void cancel();
+  void cancel() override;
+  const std::string& id() const override { return meta_.id; }
 
-  const std::string& id() const { return meta_.id; }
-  const Caller& caller() const { return exchange_->caller; }
+  // Of token ids, texts and records of its prompts.
+  size_t held_prompt_bytes() const;
 
  private:
+  // Changed on the connection's thread only.
+  //
+  //   kPreparing ───open()──▶ kRunning ──▶ kReplying ──▶ kEnded      kReplying: all is known, a long reply is on its way
+  //       │ cancel()            ▲  └──────────────────────▲         kEnded: the reply is out or nobody waits for it
+  //       ▼                     │
+  //   kCancelled ───────open()──┘  (and ends at once, without the engine)
+  enum class State : uint8_t { kPreparing, kCancelled, kRunning, kReplying, kEnded };
+
   struct Choice {
+    // kSilent: nothing was delivered. kEchoing: the prompt is on its way, and what was generated waits for its end.
+    enum class Stage : uint8_t { kSilent, kEchoing, kEchoed, kSpeaking, kReported };
+    Stage stage = Stage::kSilent;
     std::unique_ptr<ChoiceDecoder> decoder;
     ChoiceDelta collected;  // replies that are not streamed
-    bool echoed = false;
-    bool reported = false;  // its finish is out
   };
   struct Prompt {
-    std::vector<int32_t> ids;
-    std::string text;                  // as echoed
-    std::vector<TokenRecord> records;  // with echo or prompt_logprobs
-    int64_t text_length = 0;           // characters
+    PreparedPrompt prepared;  // its ids are the engine's from submit() on, unless the reply needs them
     std::string engine_id;
+    int64_t num_tokens = 0;
     int64_t cached_tokens = 0;
     std::vector<Choice> choices;
-    bool submitted = false;
   };
   class Sink;
 
-  // completions_prepare.cpp
-  std::optional<ApiError> prepare();
-  std::optional<ApiError> tokenize_prompts();
-  std::optional<ApiError> add_prompt(std::vector<int32_t> ids, std::string text);
-  std::optional<ApiError> check_length(std::vector<int32_t>& ids);
-  std::optional<ApiError> check_token_ids() const;
-  std::optional<ApiError> compile_constraint();
-  std::optional<ApiError> check_reply_size() const;
-  void build_echo(Prompt& prompt);
-  std::optional<ApiError> check_queue_limits() const;
-  std::optional<ApiError> submit();
-  DecodeOptions decode_options() const;
-
-  // On the loop.
+  bool enter();
+  void leave();
+  // On the connection's thread.
   void open();
-  void drain_inbox();
+  std::optional<ApiError> submit();
+  void open_stream();
+  void open_body(ReplyStream::Head head);
+  void on_wake();
   void on_event(size_t prompt_index, Event&& event);
   void on_finish(Prompt& prompt, const FinishEvent& finish);
-  void deliver(size_t prompt_index);
-  void deliver_choice(Prompt& prompt, size_t prompt_index, size_t choice_index);
+  void deliver();
+  void deliver_choice(size_t prompt_index, size_t choice_index);
+  void start_echo(size_t prompt_index, size_t choice_index);
+  void next_echo();
   void complete();
-  void send_reply();
+  TextSource reply_source();
   void fail(const ApiError& error);
   void client_left();
-  void pause(bool full);
+  void on_pressure(bool full);
   void stalled();
   void finish_log(int status);
   void end();
 
+  const std::string& tenant() const { return call_->caller.tenant; }
   bool all_reported() const;
+  int32_t index_of(size_t prompt_index, size_t choice_index) const;
   Usage usage() const;
   void cancel_engine_requests();
+  Headers reply_headers() const;
 
   ServerContext& context_;
   const ServingModel& model_;
-  std::shared_ptr<Exchange> exchange_;
+  const CallPtr call_;
   GenerationRequest request_;
   ReplyMeta meta_;
   ReplyOptions reply_options_;
   DecodeOptions decode_options_;
-  std::shared_ptr<const TokenConstraint> constraint_;
   std::vector<Prompt> prompts_;
-  std::shared_ptr<SseStream> stream_;
-  std::unique_ptr<ChunkWriter> writer_;
-  uint64_t close_ticket_ = 0;
-  bool registered_ = false;
-  bool opened_ = false;
-  bool cancel_requested_ = false;
-  bool ended_ = false;  // the reply is out or nobody waits for it
+  EventInbox inbox_;
 
-  std::mutex inbox_mutex_;
-  std::vector<std::pair<size_t, Event>> inbox_;  // (prompt, event), appended by the engine thread
-  bool inbox_scheduled_ = false;
-  std::optional<Clock::time_point> first_token_, last_token_;  // when the engine produced them
-  std::atomic<bool> abandoned_{false};                         // tells the engine that nobody is listening
+  State state_ = State::kPreparing;
+  bool entered_ = false;  // its names are in context_.jobs
+  uint64_t close_ticket_ = 0;
+  std::unique_ptr<ChunkWriter> writer_;  // of a stream
+  std::shared_ptr<ReplyStream> stream_;  // of a stream, or of a long reply
+  std::shared_ptr<PiecePump> pump_;
+  std::deque<std::pair<size_t, size_t>> echoes_;  // (prompt, choice) that wait for the pump
 };
 
 // Handlers of /v1/completions and /v1/chat/completions, on a worker.
-void handle_completions(ServerContext& context, std::shared_ptr<Exchange> exchange);
-void handle_chat_completions(ServerContext& context, std::shared_ptr<Exchange> exchange);
+void handle_completions(ServerContext& context, CallPtr call);
+void handle_chat_completions(ServerContext& context, CallPtr call);
 
 }  // namespace bam

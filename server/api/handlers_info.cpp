@@ -43,33 +43,33 @@ Readiness readiness(const ServerContext& context) {
 
 }  // namespace
 
-void handle_models(ServerContext& context, ExchangePtr exchange) {
+void handle_models(ServerContext& context, CallPtr call) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
   Json list = Json::array();
   for (const std::string& name : context.config.served_model_names) list.push_back(model_json(context, model, name));
-  exchange->reply_json(dump_json({{"object", "list"}, {"data", std::move(list)}}));
+  call->reply_json(dump_json({{"object", "list"}, {"data", std::move(list)}}));
 }
 
-void handle_model(ServerContext& context, ExchangePtr exchange) {
+void handle_model(ServerContext& context, CallPtr call) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
   for (const std::string& name : context.config.served_model_names) {
-    if (name == exchange->path_parameter) {
-      exchange->reply_json(dump_json(model_json(context, model, name)));
+    if (name == call->path_parameter) {
+      call->reply_json(dump_json(model_json(context, model, name)));
       return;
     }
   }
-  exchange->reply(ApiError::not_found(
-      fmt::format("The model '{}' does not exist.", exchange->path_parameter.substr(0, 200)), "model_not_found"));
+  call->reply(ApiError::not_found(
+      fmt::format("The model '{}' does not exist.", call->path_parameter.substr(0, 200)), "model_not_found"));
 }
 
-void handle_livez(ServerContext&, ExchangePtr exchange) { exchange->reply_json(R"({"status":"ok"})"); }
+void handle_livez(ServerContext&, CallPtr call) { call->reply_json(R"({"status":"ok"})"); }
 
-void handle_readyz(ServerContext& context, ExchangePtr exchange) {
+void handle_readyz(ServerContext& context, CallPtr call) {
   const Readiness now = readiness(context);
-  exchange->reply(HttpReply{.status = now.ready ? 200 : 503, .body = fmt::format(R"({{"status":"{}"}})", now.state)});
+  call->reply(HttpReply{.status = now.ready ? 200 : 503, .body = fmt::format(R"({{"status":"{}"}})", now.state)});
 }
 
-void handle_health(ServerContext& context, ExchangePtr exchange) {
+void handle_health(ServerContext& context, CallPtr call) {
   const Readiness now = readiness(context);
   Json json{{"status", now.state}};
   json["uptime_seconds"] =
@@ -87,29 +87,24 @@ void handle_health(ServerContext& context, ExchangePtr exchange) {
                         {"cached", snapshot->pages_cached},
                         {"used", snapshot->pages_used}};
   }
-  json["connections"] = context.connections.open_connections();
-  exchange->reply(HttpReply{.status = now.ready ? 200 : 503, .body = dump_json(json)});
+  json["connections"] = context.metrics.open_connections.load(std::memory_order_relaxed);
+  call->reply(HttpReply{.status = now.ready ? 200 : 503, .body = dump_json(json)});
 }
 
-void handle_metrics(ServerContext& context, ExchangePtr exchange) {
+void handle_metrics(ServerContext& context, CallPtr call) {
   const ServingModel* model = context.model.load(std::memory_order_acquire);
   const MetricsInput input{.http = context.metrics,
                            .engine = model ? &model->engine : nullptr,
                            .model_name = context.config.served_model_names.front(),
-                           .open_connections = context.connections.open_connections(),
-                           .timed_out_connections = context.connections.timed_out(),
-                           .refused_connections = context.connections.refused(),
-                           .malformed_connections = context.connections.malformed(),
-                           .failed_connections = context.connections.failed(),
                            .vllm_names = context.config.vllm_metrics};
-  exchange->reply(HttpReply{.body = format_metrics(input), .content_type = "text/plain; version=0.0.4; charset=utf-8"});
+  call->reply(HttpReply{.body = format_metrics(input), .content_type = "text/plain; version=0.0.4; charset=utf-8"});
 }
 
-void handle_version(ServerContext& context, ExchangePtr exchange) {
-  exchange->reply_json(dump_json({{"version", context.version}, {"server", "bam"}}));
+void handle_version(ServerContext& context, CallPtr call) {
+  call->reply_json(dump_json({{"version", context.version}, {"server", "bam"}}));
 }
 
-void handle_props(ServerContext& context, ExchangePtr exchange) {
+void handle_props(ServerContext& context, CallPtr call) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
   const Engine& engine = model.engine;
   const EngineConfig& resolved = engine.config();
@@ -129,17 +124,17 @@ void handle_props(ServerContext& context, ExchangePtr exchange) {
                                          {"n_ctx", resolved.max_model_len}};
   json["total_slots"] = resolved.max_num_seqs;
   json["chat_template"] = model.chat_template ? Json(model.tokenizer.chat_template()) : Json();
-  exchange->reply_json(dump_json(json));
+  call->reply_json(dump_json(json));
 }
 
-void handle_openapi(ServerContext& context, ExchangePtr exchange) {
+void handle_openapi(ServerContext& context, CallPtr call) {
   static const std::string document = openapi_document(context.version);
-  exchange->reply_json(document);
+  call->reply_json(document);
 }
 
-void handle_asset(ServerContext&, ExchangePtr exchange) {
+void handle_asset(ServerContext&, CallPtr call) {
   for (const WebAsset& asset : web_assets()) {
-    if (asset.path != exchange->path) continue;
+    if (asset.path != call->path) continue;
     HttpReply reply;
     reply.headers.emplace_back("etag", asset.etag);
     reply.headers.emplace_back("cache-control", "no-cache");
@@ -150,16 +145,16 @@ void handle_asset(ServerContext&, ExchangePtr exchange) {
                                "frame-ancestors 'none'");
     reply.headers.emplace_back("x-content-type-options", "nosniff");
     reply.headers.emplace_back("referrer-policy", "no-referrer");
-    if (exchange->header("if-none-match") == asset.etag) {
+    if (call->header("if-none-match") == asset.etag) {
       reply.status = 304;
     } else {
       reply.content_type = asset.content_type;
       reply.body = asset.data;
     }
-    exchange->reply(std::move(reply));
+    call->reply(std::move(reply));
     return;
   }
-  exchange->reply(ApiError::not_found("There is no such page."));
+  call->reply(ApiError::not_found("There is no such page."));
 }
 
 }  // namespace bam

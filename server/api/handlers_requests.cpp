@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include "server/api/completions.h"
 #include "server/api/handlers.h"
 #include "server/api/json_body.h"
 
@@ -33,19 +32,19 @@ ApiResult<std::string> snapshot_name(FieldReader& fields) {
   return name;
 }
 
-void reply_result(Exchange& exchange, const Result<std::string>& result) {
-  if (!result) return exchange.reply(ApiError::invalid(result.error().what()));
-  exchange.reply_json(dump_json({{"status", "ok"}, {"message", *result}}));
+void reply_result(Call& call, const Result<std::string>& result) {
+  if (!result) return call.reply(ApiError::invalid(result.error().what()));
+  call.reply_json(dump_json({{"status", "ok"}, {"message", *result}}));
 }
 
 }  // namespace
 
-void handle_requests(ServerContext& context, ExchangePtr exchange) {
+void handle_requests(ServerContext& context, CallPtr call) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
   const auto snapshot = model.engine.snapshot();
   Json list = Json::array();
   for (const LiveRequest& live : snapshot->requests) {
-    if (!may_see(exchange->caller, live.id)) continue;
+    if (!may_see(call->caller, live.id)) continue;
     list.push_back({{"id", LiveJobs::shown_name(live.id)},
                     {"state", state_name(live.state)},
                     {"priority", live.priority},
@@ -57,7 +56,7 @@ void handle_requests(ServerContext& context, ExchangePtr exchange) {
                     {"age_ms", live.age_ms},
                     {"eta_ms", live.eta_ms}});
   }
-  exchange->reply_json(dump_json({{"object", "list"},
+  call->reply_json(dump_json({{"object", "list"},
                                   {"data", std::move(list)},
                                   {"running", snapshot->running},
                                   {"waiting", snapshot->waiting},
@@ -67,14 +66,14 @@ void handle_requests(ServerContext& context, ExchangePtr exchange) {
 }
 
 // llama.cpp's shape: one entry per sequence that may run at a time.
-void handle_slots(ServerContext& context, ExchangePtr exchange) {
+void handle_slots(ServerContext& context, CallPtr call) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
   const auto snapshot = model.engine.snapshot();
   Json list = Json::array();
   const int64_t slots = model.engine.config().max_num_seqs;
   for (const LiveRequest& live : snapshot->requests) {
     if (live.state == RequestState::kQueued || static_cast<int64_t>(list.size()) >= slots) continue;
-    if (!may_see(exchange->caller, live.id)) continue;
+    if (!may_see(call->caller, live.id)) continue;
     list.push_back({{"id", list.size()},
                     {"id_task", LiveJobs::shown_name(live.id)},
                     {"n_ctx", model.engine.config().max_model_len},
@@ -91,34 +90,34 @@ void handle_slots(ServerContext& context, ExchangePtr exchange) {
                     {"n_ctx", model.engine.config().max_model_len},
                     {"is_processing", false}});
   }
-  exchange->reply_json(dump_json(list));
+  call->reply_json(dump_json(list));
 }
 
-void handle_cancel(ServerContext& context, ExchangePtr exchange) {
+void handle_cancel(ServerContext& context, CallPtr call) {
   // "ID#3" is the fourth prompt of a request; they are cancelled together.
-  const std::string name = exchange->path_parameter.substr(0, exchange->path_parameter.find('#'));
-  const auto job = exchange->caller.admin ? context.jobs.find_any(name) : context.jobs.find(exchange->caller.tenant, name);
+  const std::string name = call->path_parameter.substr(0, call->path_parameter.find('#'));
+  const auto job = call->caller.admin ? context.jobs.find_any(name) : context.jobs.find(call->caller.tenant, name);
   if (!job) {
-    return exchange->reply(ApiError::not_found(
-        fmt::format("No request '{}' is running.", exchange->path_parameter.substr(0, 200)), "request_not_found"));
+    return call->reply(ApiError::not_found(
+        fmt::format("No request '{}' is running.", call->path_parameter.substr(0, 200)), "request_not_found"));
   }
   job->cancel();
-  exchange->reply_json(dump_json({{"id", job->id()}, {"cancelled", true}}));
+  call->reply_json(dump_json({{"id", job->id()}, {"cancelled", true}}));
 }
 
-void handle_cancel_all(ServerContext& context, ExchangePtr exchange) {
+void handle_cancel_all(ServerContext& context, CallPtr call) {
   const auto jobs = context.jobs.all();
   for (const auto& job : jobs) job->cancel();
-  exchange->reply_json(dump_json({{"cancelled", jobs.size()}}));
+  call->reply_json(dump_json({{"cancelled", jobs.size()}}));
 }
 
-void handle_kv_save(ServerContext& context, ExchangePtr exchange) {
+void handle_kv_save(ServerContext& context, CallPtr call) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
-  auto body = parse_json_object(exchange->body);
-  if (!body) return exchange->reply(body.error());
+  auto body = parse_json_object(call->body);
+  if (!body) return call->reply(body.error());
   FieldReader fields(*body);
   auto name = snapshot_name(fields);
-  if (!name) return exchange->reply(name.error());
+  if (!name) return call->reply(name.error());
   std::vector<int32_t> tokens;
   if (const Json* ids = fields.raw("tokens")) {
     if (!ids->is_array()) fields.fail("tokens", "'tokens' must be an array of token ids.");
@@ -128,23 +127,23 @@ void handle_kv_save(ServerContext& context, ExchangePtr exchange) {
   }
   const std::string salt = fields.text("cache_salt", limits::kCacheSaltBytes).value_or("");
   if (fields.ok() && tokens.empty()) fields.fail("prompt", "'prompt' or 'tokens' is missing.");
-  if (!fields.ok()) return exchange->reply(ApiError::invalid(fields.error()));
+  if (!fields.ok()) return call->reply(ApiError::invalid(fields.error()));
   for (const int32_t id : tokens) {
     if (id >= model.engine.model_config().vocab_size) {
-      return exchange->reply(ApiError::invalid(fmt::format("'tokens': {} is no token id.", id), "tokens"));
+      return call->reply(ApiError::invalid(fmt::format("'tokens': {} is no token id.", id), "tokens"));
     }
   }
-  reply_result(*exchange, model.engine.save_snapshot(*name, tokens, salt));
+  reply_result(*call, model.engine.save_snapshot(*name, tokens, salt));
 }
 
-void handle_kv_restore(ServerContext& context, ExchangePtr exchange) {
+void handle_kv_restore(ServerContext& context, CallPtr call) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
-  auto body = parse_json_object(exchange->body);
-  if (!body) return exchange->reply(body.error());
+  auto body = parse_json_object(call->body);
+  if (!body) return call->reply(body.error());
   FieldReader fields(*body);
   auto name = snapshot_name(fields);
-  if (!name) return exchange->reply(name.error());
-  reply_result(*exchange, model.engine.restore_snapshot(*name));
+  if (!name) return call->reply(name.error());
+  reply_result(*call, model.engine.restore_snapshot(*name));
 }
 
 }  // namespace bam

@@ -45,14 +45,14 @@ ApiResult<TokenizeInput> read_tokenize(const ServingModel& model, FieldReader& f
 
 }  // namespace
 
-void handle_tokenize(ServerContext& context, ExchangePtr exchange) {
+void handle_tokenize(ServerContext& context, CallPtr call) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
-  auto body = parse_json_object(exchange->body);
-  if (!body) return exchange->reply(body.error());
+  auto body = parse_json_object(call->body);
+  if (!body) return call->reply(body.error());
   FieldReader fields(*body);
   const bool with_strings = fields.boolean("return_token_strs").value_or(false);
   auto input = read_tokenize(model, fields);
-  if (!input) return exchange->reply(input.error());
+  if (!input) return call->reply(input.error());
   const std::vector<int32_t> ids = model.tokenizer.encode(input->text, input->add_special, input->parse_special);
   Json json{{"tokens", ids}, {"count", ids.size()}, {"max_model_len", model.engine.config().max_model_len}};
   if (with_strings) {
@@ -60,36 +60,36 @@ void handle_tokenize(ServerContext& context, ExchangePtr exchange) {
     for (const int32_t id : ids) strings.push_back(token_text(model.tokenizer, id));
     json["token_strs"] = std::move(strings);
   }
-  exchange->reply_json(dump_json(json));
+  call->reply_json(dump_json(json));
 }
 
-void handle_detokenize(ServerContext& context, ExchangePtr exchange) {
+void handle_detokenize(ServerContext& context, CallPtr call) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
-  auto body = parse_json_object(exchange->body);
-  if (!body) return exchange->reply(body.error());
+  auto body = parse_json_object(call->body);
+  if (!body) return call->reply(body.error());
   FieldReader fields(*body);
   const Json* list = fields.raw("tokens");
   if (fields.ok() && (!list || !list->is_array())) fields.fail("tokens", "'tokens' must be an array of token ids.");
   std::optional<std::vector<int32_t>> ids;
   if (fields.ok()) ids = read_token_ids(fields, "tokens", *list);
   const bool skip_special = fields.boolean("skip_special_tokens").value_or(true);
-  if (!fields.ok()) return exchange->reply(ApiError::invalid(fields.error()));
+  if (!fields.ok()) return call->reply(ApiError::invalid(fields.error()));
   for (const int32_t id : *ids) {
     if (id >= model.tokenizer.vocab_size()) {
-      return exchange->reply(ApiError::invalid(
+      return call->reply(ApiError::invalid(
           fmt::format("'tokens': {} is no token id; the vocabulary has {} tokens.", id, model.tokenizer.vocab_size()),
           "tokens"));
     }
   }
   const std::string text = model.tokenizer.decode(*ids, skip_special);
-  exchange->reply_json(dump_json({{"prompt", text}, {"content", text}}));
+  call->reply_json(dump_json({{"prompt", text}, {"content", text}}));
 }
 
-void handle_tokenizer_info(ServerContext& context, ExchangePtr exchange) {
+void handle_tokenizer_info(ServerContext& context, CallPtr call) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
   const Tokenizer& tokenizer = model.tokenizer;
   const auto id_or_null = [](int32_t id) { return id < 0 ? Json() : Json(id); };
-  exchange->reply_json(
+  call->reply_json(
       dump_json({{"tokenizer_class", "sentencepiece"},
                  {"vocab_size", tokenizer.vocab_size()},
                  {"bos_token", tokenizer.bos_token()},

@@ -184,7 +184,7 @@ void write_http(TextFormat& out, const MetricsInput& input) {
     out.sample("bam_http_responses_total", static_cast<double>(count),
                fmt::format("route=\"{}\",status=\"{}\"", label(key.first), key.second));
   }
-  out.single("bam_http_connections", "gauge", "Open connections.", static_cast<double>(input.open_connections));
+  out.single("bam_http_connections", "gauge", "Open connections.", static_cast<double>(http.open_connections.load(std::memory_order_relaxed)));
   out.single("bam_http_streams", "gauge", "Open event streams.",
              static_cast<double>(http.open_streams.load(std::memory_order_relaxed)));
   out.single("bam_http_body_bytes", "gauge", "Request bodies in memory.",
@@ -194,13 +194,13 @@ void write_http(TextFormat& out, const MetricsInput& input) {
   out.single("bam_http_slow_readers_total", "counter", "Streams cut because nobody read them.",
              load(http.slow_readers));
   out.single("bam_http_timed_out_connections_total", "counter", "Connections closed by a timeout.",
-             static_cast<double>(input.timed_out_connections));
+             load(http.timed_out_connections));
   out.single("bam_http_refused_connections_total", "counter", "Connections closed because there were too many.",
-             static_cast<double>(input.refused_connections));
+             load(http.refused_connections));
   out.single("bam_http_malformed_connections_total", "counter", "Connections closed because they sent no HTTP.",
-             static_cast<double>(input.malformed_connections));
+             load(http.malformed_connections));
   out.single("bam_http_failed_connections_total", "counter", "Connections closed by a defect of the server.",
-             static_cast<double>(input.failed_connections));
+             load(http.failed_connections));
   out.single("bam_http_rejected_auth_total", "counter", "Requests without a valid key.", load(http.rejected_auth));
   out.single("bam_http_rejected_queue_total", "counter", "Requests refused because the queue was full.",
              load(http.rejected_queue));

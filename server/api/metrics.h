@@ -21,6 +21,10 @@ struct HttpMetrics {
   std::atomic<uint64_t> rejected_queue{0};
   std::atomic<int64_t> open_streams{0};
   std::atomic<int64_t> body_bytes{0};  // request bodies held in memory
+  std::atomic<int64_t> open_connections{0};
+  std::atomic<uint64_t> timed_out_connections{0}, refused_connections{0};
+  std::atomic<uint64_t> malformed_connections{0};  // what they sent is no HTTP
+  std::atomic<uint64_t> failed_connections{0};     // something threw in their thread: a defect, but nobody else's loss
 
   void count_response(std::string_view route, int status);
   std::map<std::pair<std::string, int>, uint64_t> responses() const;
@@ -35,8 +39,6 @@ struct MetricsInput {
   const HttpMetrics& http;
   const Engine* engine = nullptr;
   std::string model_name;
-  int64_t open_connections = 0;
-  uint64_t timed_out_connections = 0, refused_connections = 0, malformed_connections = 0, failed_connections = 0;
   bool vllm_names = false;
 };
 std::string format_metrics(const MetricsInput& input);

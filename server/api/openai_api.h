@@ -23,6 +23,7 @@ inline constexpr size_t kStopStringBytes = 1024;
 inline constexpr size_t kStopTokenIds = 256;
 inline constexpr size_t kBiasEntries = 1024;
 inline constexpr int64_t kLogprobs = 20;
+inline constexpr int64_t kEchoBytes = 64 << 20;        // of prompts, in all choices of a reply
 inline constexpr int64_t kLogprobEntries = 2'000'000;  // of one reply: some 200 MB of JSON
 inline constexpr size_t kMessages = 4096;
 inline constexpr size_t kSchemaBytes = 64 * 1024;
@@ -63,8 +64,8 @@ struct GenerationRequest {
   std::vector<ChatMessage> messages;  // kChat
   bool add_generation_prompt = true;
   std::optional<int64_t> max_tokens;
-  SamplingParams sampling;  // max_tokens is set once the prompt's length is known
-  int32_t n = 1;
+  // What the engine gets, but for its id, the prompt and sampling.max_tokens, which are known later.
+  Request engine;
   std::vector<std::string> stop;
   bool include_stop_str_in_output = false;
   std::optional<int32_t> prompt_logprobs;  // vLLM's field of that name
@@ -75,15 +76,12 @@ struct GenerationRequest {
   bool return_token_ids = false;
   bool return_progress = false;
   ConstraintSpec constraint;
-  int32_t priority = 0;
-  std::string cache_salt;
   std::string request_id;  // empty: none given
-  std::optional<double> timeout_s;
   std::optional<int64_t> truncate_prompt_tokens;  // -1: to what fits
   std::optional<bool> add_special_tokens;
   std::vector<std::string> ignored_fields;
 
-  bool wants_logprobs() const { return sampling.num_logprobs >= 0; }
+  bool wants_logprobs() const { return engine.sampling.num_logprobs >= 0; }
 };
 
 ApiResult<GenerationRequest> parse_generation_request(const Json& body, ApiKind kind, const SamplingDefaults& defaults);

@@ -101,17 +101,17 @@ void read_stop(FieldReader& in, GenerationRequest& out) {
 void read_logprobs(FieldReader& in, GenerationRequest& out) {
   if (out.kind == ApiKind::kCompletion) {
     if (const auto count = in.integer("logprobs", 0, limits::kLogprobs)) {
-      out.sampling.num_logprobs = static_cast<int32_t>(*count);
+      out.engine.sampling.num_logprobs = static_cast<int32_t>(*count);
     }
   } else {
     const bool enabled = in.boolean("logprobs").value_or(false);
     const auto top = in.integer("top_logprobs", 0, limits::kLogprobs);
     if (top && *top > 0 && !enabled) in.fail("top_logprobs", "'top_logprobs' needs 'logprobs': true.");
-    if (enabled) out.sampling.num_logprobs = static_cast<int32_t>(top.value_or(0));
+    if (enabled) out.engine.sampling.num_logprobs = static_cast<int32_t>(top.value_or(0));
   }
   if (const auto count = in.integer("prompt_logprobs", 0, limits::kLogprobs)) {
     out.prompt_logprobs = static_cast<int32_t>(*count);
-    out.sampling.num_prompt_logprobs = *out.prompt_logprobs;
+    out.engine.sampling.num_prompt_logprobs = *out.prompt_logprobs;
   }
 }
 
@@ -119,7 +119,7 @@ void read_logprobs(FieldReader& in, GenerationRequest& out) {
 void read_echo(FieldReader& in, GenerationRequest& out) {
   out.echo = in.boolean("echo").value_or(false);
   if (out.echo && out.wants_logprobs()) {
-    out.sampling.num_prompt_logprobs = std::max(out.sampling.num_prompt_logprobs, out.sampling.num_logprobs);
+    out.engine.sampling.num_prompt_logprobs = std::max(out.engine.sampling.num_prompt_logprobs, out.engine.sampling.num_logprobs);
   }
   if (out.max_tokens == 0 && !out.echo && !out.prompt_logprobs) {
     in.fail("max_tokens", "'max_tokens': 0 generates nothing; it is allowed with 'echo': true.");
@@ -293,16 +293,18 @@ void read_delivery(FieldReader& in, GenerationRequest& out) {
   }
   out.return_token_ids = in.boolean("return_token_ids").value_or(false);
   out.return_progress = in.boolean("return_progress").value_or(false);
-  out.priority = static_cast<int32_t>(in.integer("priority", INT32_MIN, INT32_MAX).value_or(0));
-  out.cache_salt = in.text("cache_salt", limits::kCacheSaltBytes).value_or("");
+  out.engine.priority = static_cast<int32_t>(in.integer("priority", INT32_MIN, INT32_MAX).value_or(0));
+  out.engine.cache_salt = in.text("cache_salt", limits::kCacheSaltBytes).value_or("");
   if (auto id = in.text("request_id", limits::kRequestIdBytes)) {
     if (!is_valid_request_id(*id)) {
       in.fail("request_id", "'request_id' must be 1 to 128 of the characters A-Z a-z 0-9 . _ : -");
     }
     out.request_id = *std::move(id);
   }
-  out.timeout_s = in.number("timeout", 0, 7 * 86400.0);
-  if (out.timeout_s && !(*out.timeout_s > 0)) in.fail("timeout", "'timeout' must be greater than 0.");
+  if (const auto seconds = in.number("timeout", 0, 7 * 86400.0)) {
+    if (!(*seconds > 0)) in.fail("timeout", "'timeout' must be greater than 0.");
+    out.engine.timeout = std::chrono::milliseconds(std::max<int64_t>(1, static_cast<int64_t>(*seconds * 1000)));
+  }
   out.truncate_prompt_tokens = in.integer("truncate_prompt_tokens", -1, limits::kMaxTokens);
   if (out.truncate_prompt_tokens == 0) {
     in.fail("truncate_prompt_tokens", "'truncate_prompt_tokens' must be -1 or at least 1.");
@@ -319,9 +321,9 @@ void read_counts(FieldReader& in, GenerationRequest& out) {
     out.max_tokens = *limit;
   }
   if (out.kind == ApiKind::kCompletion && !out.max_tokens) out.max_tokens = 16;
-  out.n = static_cast<int32_t>(in.integer("n", 1, limits::kChoices).value_or(1));
-  if (const auto best_of = in.integer("best_of", 1, limits::kChoices); best_of && *best_of != out.n) {
-    in.fail("best_of", *best_of > out.n ? "'best_of' greater than 'n' is not supported: choices are not ranked."
+  out.engine.n = static_cast<int32_t>(in.integer("n", 1, limits::kChoices).value_or(1));
+  if (const auto best_of = in.integer("best_of", 1, limits::kChoices); best_of && *best_of != out.engine.n) {
+    in.fail("best_of", *best_of > out.engine.n ? "'best_of' greater than 'n' is not supported: choices are not ranked."
                                         : "'best_of' must not be less than 'n'.");
   }
 }
@@ -363,8 +365,8 @@ ApiResult<GenerationRequest> parse_generation_request(const Json& body, ApiKind 
     out.add_generation_prompt = in.boolean("add_generation_prompt").value_or(true);
   }
   read_counts(in, out);
-  read_sampling(in, defaults, out.sampling);
-  read_logit_bias(in, out.sampling);
+  read_sampling(in, defaults, out.engine.sampling);
+  read_logit_bias(in, out.engine.sampling);
   read_stop(in, out);
   out.include_stop_str_in_output = in.boolean("include_stop_str_in_output").value_or(false);
   read_logprobs(in, out);
@@ -377,7 +379,7 @@ ApiResult<GenerationRequest> parse_generation_request(const Json& body, ApiKind 
   read_constraints(in, out);
   refuse_unsupported(in, out);
   in.raw("user");  // accepted and ignored by contract
-  if (in.ok() && out.max_tokens && out.sampling.min_tokens > *out.max_tokens) {
+  if (in.ok() && out.max_tokens && out.engine.sampling.min_tokens > *out.max_tokens) {
     in.fail("min_tokens", "'min_tokens' is greater than 'max_tokens'.");
   }
   if (!in.ok()) return ApiError::invalid(in.error());

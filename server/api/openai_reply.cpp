@@ -9,56 +9,238 @@ namespace bam {
 
 namespace {
 
+// Tokens of one step of a text, or of one event of a stream.
+constexpr size_t kTokensPerStep = 256;
+
+void append(std::string& out, std::string_view text) { out += text; }
+
+template <typename T>
+  requires std::is_arithmetic_v<T>
+void append_number(std::string& out, T value) {
+  fmt::format_to(std::back_inserter(out), "{}", value);
+}
+
+// About `bytes` of the text, so that no character is cut; at least one character.
+size_t whole_characters(std::string_view text, size_t bytes) {
+  size_t size = std::min(bytes, text.size());
+  while (size < text.size() && (static_cast<unsigned char>(text[size]) & 0xc0) == 0x80) ++size;
+  return size;
+}
+
 // JSON has no -inf; vLLM's clients expect this number in its place.
-double finite_logprob(float value) { return std::isfinite(value) ? std::max(value, -9999.0f) : -9999.0; }
+void append_logprob(std::string& out, float value) {
+  append_number(out, std::isfinite(value) ? std::max(value, -9999.0f) : -9999.0f);
+}
 
-Json bytes_json(const Tokenizer& tokenizer, int32_t id) {
-  Json bytes = Json::array();
+void append_bytes(std::string& out, const Tokenizer& tokenizer, int32_t id) {
   const std::string text = tokenizer.is_special(id) ? tokenizer.piece(id) : tokenizer.token_bytes(id);
-  for (const char c : text) bytes.push_back(static_cast<unsigned char>(c));
-  return bytes;
-}
-
-Json stop_reason_json(const StopReason& reason) {
-  if (const auto* text = std::get_if<std::string>(&reason)) return *text;
-  if (const auto* id = std::get_if<int32_t>(&reason)) return *id;
-  return nullptr;
-}
-
-Json ids_json(const std::vector<TokenRecord>& tokens, size_t first) {
-  Json ids = Json::array();
-  for (size_t i = first; i < tokens.size(); ++i) ids.push_back(tokens[i].id);
-  return ids;
-}
-
-// vLLM: [null, {"15": {"logprob", "rank", "decoded_token"}, …}, …]
-Json prompt_logprobs_json(const Tokenizer& tokenizer, const std::vector<TokenRecord>& prompt) {
-  Json list = Json::array();
-  for (const TokenRecord& record : prompt) {
-    if (!record.logprobs) {
-      list.push_back(nullptr);
-      continue;
-    }
-    Json entry = Json::object();
-    const auto add = [&](int32_t id, float logprob, int32_t rank) {
-      entry[std::to_string(id)] = {
-          {"logprob", finite_logprob(logprob)}, {"rank", rank}, {"decoded_token", token_text(tokenizer, id)}};
-    };
-    add(record.id, record.logprobs->logprob, record.logprobs->rank);
-    for (size_t i = 0; i < record.logprobs->top.size(); ++i) {
-      const auto& [id, logprob] = record.logprobs->top[i];
-      if (id != record.id) add(id, logprob, static_cast<int32_t>(i) + 1);
-    }
-    list.push_back(std::move(entry));
+  out += '[';
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (i > 0) out += ',';
+    append_number(out, static_cast<int>(static_cast<unsigned char>(text[i])));
   }
-  return list;
+  out += ']';
 }
 
-Json logprobs_json(const Tokenizer& tokenizer, ApiKind kind, const ReplyOptions& options,
-                   const std::vector<TokenRecord>& tokens) {
-  if (!options.logprobs) return nullptr;
-  return kind == ApiKind::kChat ? chat_logprobs(tokenizer, tokens, options.num_top)
-                                : legacy_logprobs(tokenizer, tokens, options.num_top);
+void append_stop_reason(std::string& out, const StopReason& reason) {
+  if (const auto* text = std::get_if<std::string>(&reason)) {
+    out += dump_json_string(*text);
+  } else if (const auto* id = std::get_if<int32_t>(&reason)) {
+    append_number(out, *id);
+  } else {
+    out += "null";
+  }
+}
+
+// The parts of a completion's logprobs, one entry each.
+using AppendEntry = void (*)(std::string& out, const Tokenizer& tokenizer, const TokenRecord& record, int32_t num_top);
+
+void append_name(std::string& out, const Tokenizer& tokenizer, const TokenRecord& record, int32_t) {
+  out += dump_json_string(token_text(tokenizer, record.id));
+}
+
+void append_own_logprob(std::string& out, const Tokenizer&, const TokenRecord& record, int32_t) {
+  if (record.logprobs) {
+    append_logprob(out, record.logprobs->logprob);
+  } else {
+    out += "null";
+  }
+}
+
+void append_tops(std::string& out, const Tokenizer& tokenizer, const TokenRecord& record, int32_t num_top) {
+  if (!record.logprobs) {
+    out += "null";
+    return;
+  }
+  // Two tokens may share a spelling; the more probable one comes first and keeps it.
+  std::vector<std::string> names;
+  const auto add = [&](int32_t id, float logprob) {
+    std::string name = dump_json_string(token_text(tokenizer, id));
+    if (std::find(names.begin(), names.end(), name) != names.end()) return;
+    out += names.empty() ? "{" : ",";
+    out += name;
+    out += ':';
+    append_logprob(out, logprob);
+    names.push_back(std::move(name));
+  };
+  const auto& top = record.logprobs->top;
+  for (size_t i = 0; i < top.size() && i < static_cast<size_t>(num_top); ++i) add(top[i].first, top[i].second);
+  add(record.id, record.logprobs->logprob);
+  out += '}';
+}
+
+void append_offset(std::string& out, const Tokenizer&, const TokenRecord& record, int32_t) {
+  append_number(out, record.text_offset);
+}
+
+// One token of a chat's logprobs.
+void append_content(std::string& out, const Tokenizer& tokenizer, const TokenRecord& record, int32_t num_top) {
+  const auto describe = [&](int32_t id, float logprob) {
+    out += "{\"token\":" + dump_json_string(token_text(tokenizer, id)) + ",\"logprob\":";
+    append_logprob(out, logprob);
+    out += ",\"bytes\":";
+    append_bytes(out, tokenizer, id);
+  };
+  describe(record.id, record.logprobs->logprob);
+  out += ",\"top_logprobs\":[";
+  const auto& top = record.logprobs->top;
+  for (size_t i = 0; i < top.size() && i < static_cast<size_t>(num_top); ++i) {
+    if (i > 0) out += ',';
+    describe(top[i].first, top[i].second);
+    out += '}';
+  }
+  out += "]}";
+}
+
+// vLLM: {"15": {"logprob", "rank", "decoded_token"}, …}, the token itself first; null for the first token.
+void append_prompt_entry(std::string& out, const Tokenizer& tokenizer, const TokenRecord& record, int32_t) {
+  if (!record.logprobs) {
+    out += "null";
+    return;
+  }
+  const auto add = [&](int32_t id, float logprob, int32_t rank) {
+    fmt::format_to(std::back_inserter(out), "\"{}\":{{\"logprob\":", id);
+    append_logprob(out, logprob);
+    fmt::format_to(std::back_inserter(out), ",\"rank\":{},\"decoded_token\":{}}}", rank,
+                   dump_json_string(token_text(tokenizer, id)));
+  };
+  out += '{';
+  add(record.id, record.logprobs->logprob, record.logprobs->rank);
+  for (size_t i = 0; i < record.logprobs->top.size(); ++i) {
+    const auto& [id, logprob] = record.logprobs->top[i];
+    if (id == record.id) continue;
+    out += ',';
+    add(id, logprob, static_cast<int32_t>(i) + 1);
+  }
+  out += '}';
+}
+
+// The parts of a text in order, each made in bounded steps.
+class Parts {
+ public:
+  void text(std::string part) {
+    steps_.push_back([part = std::move(part)](std::string& out) {
+      out += part;
+      return false;
+    });
+  }
+  // The inside of a JSON string.
+  void escaped(std::string_view part) {
+    steps_.push_back([part](std::string& out) mutable {
+      const size_t size = whole_characters(part, kPieceBytes);
+      const std::string quoted = dump_json_string(part.substr(0, size));
+      out.append(quoted, 1, quoted.size() - 2);
+      part.remove_prefix(size);
+      return !part.empty();
+    });
+  }
+  // Entries with commas between them; `first`: nothing of the same list stands in front.
+  void entries(const Tokenizer& tokenizer, TokenRecords tokens, int32_t num_top, AppendEntry append_entry, bool first) {
+    if (tokens.empty()) return;
+    steps_.push_back([&tokenizer, tokens, num_top, append_entry, first](std::string& out) mutable {
+      const size_t count = std::min(tokens.size(), kTokensPerStep);
+      for (const TokenRecord& record : tokens.first(count)) {
+        if (append_entry == append_content && !record.logprobs) continue;  // a chat's list has no holes
+        if (!std::exchange(first, false)) out += ',';
+        append_entry(out, tokenizer, record, num_top);
+      }
+      tokens = tokens.subspan(count);
+      return !tokens.empty();
+    });
+  }
+  template <typename IdOf>
+  void ids(size_t count, IdOf id_of) {
+    steps_.push_back([count, id_of, at = size_t{0}](std::string& out) mutable {
+      const size_t end = std::min(count, at + 16 * kTokensPerStep);
+      for (; at < end; ++at) {
+        if (at > 0) out += ',';
+        append_number(out, id_of(at));
+      }
+      return at < count;
+    });
+  }
+
+  TextSource source() && {
+    return [steps = std::move(steps_)](std::string& out) mutable {
+      while (!steps.empty() && out.size() < kPieceBytes) {
+        if (!steps.front()(out)) steps.pop_front();
+      }
+      return !steps.empty();
+    };
+  }
+
+ private:
+  std::deque<TextSource> steps_;
+};
+
+void add_logprobs(Parts& parts, const Tokenizer& tokenizer, ApiKind kind, const ReplyOptions& options,
+                  TokenRecords echoed, TokenRecords tokens) {
+  if (!options.logprobs) return parts.text("null");
+  if (kind == ApiKind::kChat) {
+    parts.text(R"({"content":[)");
+    parts.entries(tokenizer, tokens, options.num_top, append_content, true);
+    return parts.text(R"(],"refusal":null})");
+  }
+  const auto list = [&](const char* head, AppendEntry entry) {
+    parts.text(head);
+    parts.entries(tokenizer, echoed, options.num_top, entry, true);
+    parts.entries(tokenizer, tokens, options.num_top, entry, echoed.empty());
+  };
+  list(R"({"tokens":[)", append_name);
+  list(R"(],"token_logprobs":[)", append_own_logprob);
+  list(R"(],"top_logprobs":[)", append_tops);
+  list(R"(],"text_offset":[)", append_offset);
+  parts.text("]}");
+}
+
+void add_choice(Parts& parts, const Tokenizer& tokenizer, const ReplyMeta& meta, const ReplyOptions& options,
+                const ChoiceReply& choice) {
+  const bool chat = meta.kind == ApiKind::kChat;
+  parts.text(fmt::format("{}{{\"index\":{},{}", choice.index > 0 ? "," : "", choice.index,
+                         chat ? R"("message":{"role":"assistant","content":")" : R"("text":")"));
+  parts.escaped(choice.echo);
+  parts.escaped(choice.text);
+  parts.text(chat ? R"(","refusal":null},"logprobs":)" : R"(","logprobs":)");
+  add_logprobs(parts, tokenizer, meta.kind, options, choice.echo_tokens, choice.tokens);
+  std::string ending = fmt::format(",\"finish_reason\":\"{}\",\"stop_reason\":", choice.finish_reason);
+  append_stop_reason(ending, choice.stop_reason);
+  parts.text(std::move(ending));
+  if (choice.prompt_logprobs) {
+    parts.text(",\"prompt_logprobs\":[");
+    parts.entries(tokenizer, *choice.prompt_logprobs, 0, append_prompt_entry, true);
+    parts.text("]");
+  }
+  if (options.token_ids) {
+    parts.text(",\"token_ids\":[");
+    parts.ids(choice.tokens.size(), [tokens = choice.tokens](size_t i) { return tokens[i].id; });
+    parts.text("]");
+    if (choice.prompt_ids) {
+      parts.text(",\"prompt_token_ids\":[");
+      parts.ids(choice.prompt_ids->size(), [ids = choice.prompt_ids](size_t i) { return (*ids)[i]; });
+      parts.text("]");
+    }
+  }
+  parts.text("}");
 }
 
 }  // namespace
@@ -70,87 +252,27 @@ Json usage_json(const Usage& usage) {
           {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
 }
 
-Json legacy_logprobs(const Tokenizer& tokenizer, const std::vector<TokenRecord>& tokens, int32_t num_top) {
-  Json names = Json::array(), logprobs = Json::array();
-  Json tops = Json::array(), offsets = Json::array();
-  for (const TokenRecord& record : tokens) {
-    const std::string name = token_text(tokenizer, record.id);
-    offsets.push_back(record.text_offset);
-    names.push_back(name);
-    if (!record.logprobs) {
-      logprobs.push_back(nullptr);
-      tops.push_back(nullptr);
-      continue;
-    }
-    logprobs.push_back(finite_logprob(record.logprobs->logprob));
-    Json top = Json::object();
-    int32_t count = 0;
-    for (const auto& [id, logprob] : record.logprobs->top) {
-      if (count++ == num_top) break;
-      // Two tokens may share a spelling; the more probable one comes first and keeps it.
-      const std::string text = token_text(tokenizer, id);
-      if (!top.contains(text)) top[text] = finite_logprob(logprob);
-    }
-    if (!top.contains(name)) top[name] = finite_logprob(record.logprobs->logprob);
-    tops.push_back(std::move(top));
+void append_logprobs(std::string& out, const Tokenizer& tokenizer, ApiKind kind, TokenRecords tokens, int32_t num_top) {
+  Parts parts;
+  add_logprobs(parts, tokenizer, kind, {.logprobs = true, .num_top = num_top}, {}, tokens);
+  const TextSource source = std::move(parts).source();
+  std::string text;
+  for (bool more = true; more; text.clear()) {
+    more = source(text);
+    out += text;
   }
-  return {{"tokens", std::move(names)},
-          {"token_logprobs", std::move(logprobs)},
-          {"top_logprobs", std::move(tops)},
-          {"text_offset", std::move(offsets)}};
 }
 
-Json chat_logprobs(const Tokenizer& tokenizer, const std::vector<TokenRecord>& tokens, int32_t num_top) {
-  Json content = Json::array();
-  const auto describe = [&](int32_t id, float logprob) {
-    return Json{{"token", token_text(tokenizer, id)},
-                {"logprob", finite_logprob(logprob)},
-                {"bytes", bytes_json(tokenizer, id)}};
-  };
-  for (const TokenRecord& record : tokens) {
-    if (!record.logprobs) continue;
-    Json entry = describe(record.id, record.logprobs->logprob);
-    Json top = Json::array();
-    for (const auto& [id, logprob] : record.logprobs->top) {
-      if (static_cast<int32_t>(top.size()) == num_top) break;
-      top.push_back(describe(id, logprob));
-    }
-    entry["top_logprobs"] = std::move(top);
-    content.push_back(std::move(entry));
-  }
-  return {{"content", std::move(content)}, {"refusal", nullptr}};
-}
-
-Json reply_json(const Tokenizer& tokenizer, const ReplyMeta& meta, const ReplyOptions& options,
-                const std::vector<ChoiceReply>& choices, const Usage& usage) {
-  const bool chat = meta.kind == ApiKind::kChat;
-  Json list = Json::array();
-  for (const ChoiceReply& choice : choices) {
-    Json entry{{"index", choice.index}};
-    if (chat) {
-      entry["message"] = {{"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
-    } else {
-      entry["text"] = choice.text;
-    }
-    entry["logprobs"] = logprobs_json(tokenizer, meta.kind, options, choice.tokens);
-    entry["finish_reason"] = choice.finish_reason;
-    entry["stop_reason"] = stop_reason_json(choice.stop_reason);
-    if (choice.prompt_logprobs) {
-      entry["prompt_logprobs"] = prompt_logprobs_json(tokenizer, *choice.prompt_logprobs);
-    }
-    if (options.token_ids) {
-      entry["token_ids"] = ids_json(choice.tokens, choice.num_echoed);
-      if (choice.prompt_ids) entry["prompt_token_ids"] = *choice.prompt_ids;
-    }
-    list.push_back(std::move(entry));
-  }
-  return {{"id", meta.id},
-          {"object", chat ? "chat.completion" : "text_completion"},
-          {"created", meta.created},
-          {"model", meta.model},
-          {"system_fingerprint", meta.system_fingerprint},
-          {"choices", std::move(list)},
-          {"usage", usage_json(usage)}};
+TextSource reply_text(const Tokenizer& tokenizer, const ReplyMeta& meta, const ReplyOptions& options,
+                      const std::vector<ChoiceReply>& choices, const Usage& usage) {
+  Parts parts;
+  parts.text(fmt::format(
+      R"({{"id":{},"object":"{}","created":{},"model":{},"system_fingerprint":{},"choices":[)", dump_json_string(meta.id),
+      meta.kind == ApiKind::kChat ? "chat.completion" : "text_completion", meta.created, dump_json_string(meta.model),
+      dump_json_string(meta.system_fingerprint)));
+  for (const ChoiceReply& choice : choices) add_choice(parts, tokenizer, meta, options, choice);
+  parts.text("],\"usage\":" + dump_json(usage_json(usage)) + "}");
+  return std::move(parts).source();
 }
 
 ChunkWriter::ChunkWriter(const Tokenizer& tokenizer, const ReplyMeta& meta, ReplyOptions options, bool include_usage)
@@ -160,59 +282,113 @@ ChunkWriter::ChunkWriter(const Tokenizer& tokenizer, const ReplyMeta& meta, Repl
                       meta.created, dump_json_string(meta.model), dump_json_string(meta.system_fingerprint));
 }
 
-std::string ChunkWriter::wrap(std::string_view choices, const Usage* usage, std::string_view extra) const {
-  std::string line = head_;
-  line += choices;
-  line += extra;
+void ChunkWriter::append_tail(std::string& out, const Usage* usage) const {
   if (usage) {
-    line += ",\"usage\":" + dump_json(usage_json(*usage));
+    out += ",\"usage\":" + dump_json(usage_json(*usage));
   } else if (include_usage_) {
-    line += ",\"usage\":null";
+    out += ",\"usage\":null";
   }
-  line += "}\n\n";
-  return line;
+  out += "}\n\n";
 }
 
 std::string ChunkWriter::role(int32_t index) const {
-  return wrap(fmt::format(R"([{{"index":{},"delta":{{"role":"assistant","content":""}},)"
-                          R"("logprobs":null,"finish_reason":null}}])",
-                          index),
-              nullptr);
+  std::string out = head_;
+  out += fmt::format(R"([{{"index":{},"delta":{{"role":"assistant","content":""}},"logprobs":null,)"
+                     R"("finish_reason":null}}])",
+                     index);
+  append_tail(out, nullptr);
+  return out;
+}
+
+void ChunkWriter::append_delta(std::string& out, int32_t index, std::string_view text, TokenRecords tokens,
+                               bool with_ids, const Usage* usage, const std::vector<int32_t>* prompt_ids) const {
+  out += head_;
+  fmt::format_to(std::back_inserter(out), R"([{{"index":{},)", index);
+  append(out, kind_ == ApiKind::kChat ? R"("delta":{"content":)" : R"("text":)");
+  out += dump_json_string(text);
+  append(out, kind_ == ApiKind::kChat ? R"(},"logprobs":)" : R"(,"logprobs":)");
+  if (options_.logprobs) {
+    append_logprobs(out, tokenizer_, kind_, tokens, options_.num_top);
+  } else {
+    out += "null";
+  }
+  out += R"(,"finish_reason":null)";
+  if (kind_ == ApiKind::kCompletion) out += R"(,"stop_reason":null)";
+  const auto append_ids = [&out](const char* name, const auto& list, auto id_of) {
+    out += name;
+    for (size_t i = 0; i < list.size(); ++i) {
+      if (i > 0) out += ',';
+      append_number(out, id_of(list[i]));
+    }
+    out += ']';
+  };
+  if (with_ids) append_ids(",\"token_ids\":[", tokens, [](const TokenRecord& record) { return record.id; });
+  if (prompt_ids) append_ids(",\"prompt_token_ids\":[", *prompt_ids, [](int32_t id) { return id; });
+  out += "}]";
+  append_tail(out, usage);
 }
 
 std::string ChunkWriter::delta(int32_t index, const ChoiceDelta& delta, const Usage* usage,
                                const std::vector<int32_t>* prompt_ids) const {
-  std::string choice = fmt::format(R"([{{"index":{},)", index);
-  choice += kind_ == ApiKind::kChat ? R"("delta":{"content":)" : R"("text":)";
-  choice += dump_json_string(delta.text);
-  choice += kind_ == ApiKind::kChat ? R"(},"logprobs":)" : R"(,"logprobs":)";
-  choice += options_.logprobs ? dump_json(logprobs_json(tokenizer_, kind_, options_, delta.tokens)) : "null";
-  choice += R"(,"finish_reason":null)";
-  if (kind_ == ApiKind::kCompletion) choice += R"(,"stop_reason":null)";
-  if (options_.token_ids) choice += ",\"token_ids\":" + dump_json(ids_json(delta.tokens, 0));
-  if (prompt_ids) choice += ",\"prompt_token_ids\":" + dump_json(Json(*prompt_ids));
-  choice += "}]";
-  return wrap(choice, usage);
+  std::string out;
+  TokenRecords rest(delta.tokens);
+  std::string_view text = delta.text;
+  do {
+    const TokenRecords now = rest.first(std::min(rest.size(), kTokensPerStep));
+    rest = rest.subspan(now.size());
+    append_delta(out, index, text, now, options_.token_ids, usage, prompt_ids);
+    text = {};
+    prompt_ids = nullptr;
+  } while (!rest.empty());
+  return out;
+}
+
+TextSource ChunkWriter::echo(int32_t index, std::string_view text, TokenRecords tokens) const {
+  return [this, index, text, tokens, characters = int64_t{0}](std::string& out) mutable {
+    const TokenRecords now = tokens.first(std::min(tokens.size(), kTokensPerStep));
+    tokens = tokens.subspan(now.size());
+    // Up to where the next token's text begins; without tokens, a piece of any length.
+    size_t size = text.size();
+    if (!tokens.empty()) {
+      for (size = 0; size < text.size() && characters < tokens.front().text_offset; ++characters) {
+        size += whole_characters(text.substr(size), 1);
+      }
+    } else if (now.empty()) {
+      size = whole_characters(text, kPieceBytes);
+    }
+    append_delta(out, index, text.substr(0, size), now, false, nullptr, nullptr);
+    text.remove_prefix(size);
+    return !tokens.empty() || !text.empty();
+  };
 }
 
 std::string ChunkWriter::finish(int32_t index, const char* reason, const StopReason& stop_reason,
                                 const Usage* usage) const {
-  return wrap(fmt::format(R"([{{"index":{},{},"logprobs":null,"finish_reason":"{}","stop_reason":{}}}])", index,
-                          kind_ == ApiKind::kChat ? R"("delta":{})" : R"("text":"")", reason,
-                          dump_json(stop_reason_json(stop_reason))),
-              usage);
+  std::string out = head_;
+  out += fmt::format(R"([{{"index":{},{},"logprobs":null,"finish_reason":"{}","stop_reason":)", index,
+                     kind_ == ApiKind::kChat ? R"("delta":{})" : R"("text":"")", reason);
+  append_stop_reason(out, stop_reason);
+  out += "}]";
+  append_tail(out, usage);
+  return out;
 }
 
 std::string ChunkWriter::progress(const ProgressEvent& progress) const {
   const Json json{{"total", progress.total},
-                  {"cache", progress.cached},
-                  {"processed", progress.processed},
-                  {"time_ms", std::round(progress.elapsed_ms * 10) / 10},
-                  {"eta_ms", std::round(progress.eta_ms * 10) / 10}};
-  return wrap("[]", nullptr, ",\"prompt_progress\":" + dump_json(json));
+                         {"cache", progress.cached},
+                         {"processed", progress.processed},
+                         {"time_ms", std::round(progress.elapsed_ms * 10) / 10},
+                         {"eta_ms", std::round(progress.eta_ms * 10) / 10}};
+  std::string out = head_ + "[],\"prompt_progress\":" + dump_json(json);
+  append_tail(out, nullptr);
+  return out;
 }
 
-std::string ChunkWriter::usage(const Usage& usage) const { return wrap("[]", &usage); }
+std::string ChunkWriter::usage(const Usage& usage) const {
+  std::string out = head_ + "[]";
+  append_tail(out, &usage);
+  return out;
+}
 
 std::string ChunkWriter::error(const ApiError& error) { return "data: " + error.to_json() + "\n\n"; }
 

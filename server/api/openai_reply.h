@@ -1,13 +1,18 @@
-// OpenAI's reply shapes: whole bodies and the `data:` lines of a stream.
+// OpenAI's reply shapes: whole bodies and the `data:` lines of a stream. Both are written as text, step by step: the
+// log-probabilities of a long prompt would take many times their size as a tree of JSON values.
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "server/api/choice_decoder.h"
 #include "server/api/openai_api.h"
+#include "server/api/piece_pump.h"
 
 namespace bam {
 
@@ -26,16 +31,19 @@ struct Usage {
   int64_t cached_tokens = 0;
 };
 
-// A finished choice of a reply that is not streamed.
+using TokenRecords = std::span<const TokenRecord>;
+
+// A finished choice of a reply that is not streamed. What it refers to outlives the text.
 struct ChoiceReply {
   int32_t index = 0;
-  std::string text;
-  std::vector<TokenRecord> tokens;  // an echoed prompt's first
+  std::string_view echo;      // the prompt's text, in front of `text`
+  std::string_view text;
+  TokenRecords echo_tokens;   // of an echoed prompt, with logprobs
+  TokenRecords tokens;
   const char* finish_reason = nullptr;
   StopReason stop_reason;
-  const std::vector<int32_t>* prompt_ids = nullptr;           // return_token_ids
-  const std::vector<TokenRecord>* prompt_logprobs = nullptr;  // vLLM's prompt_logprobs
-  size_t num_echoed = 0;                                      // of `tokens`, those that came from the prompt
+  const std::vector<int32_t>* prompt_ids = nullptr;    // return_token_ids
+  std::optional<TokenRecords> prompt_logprobs;         // vLLM's prompt_logprobs
 };
 
 struct ReplyOptions {
@@ -45,12 +53,13 @@ struct ReplyOptions {
 };
 
 Json usage_json(const Usage& usage);
-// {tokens, token_logprobs, top_logprobs, text_offset}; null where a token has no logprob.
-Json legacy_logprobs(const Tokenizer& tokenizer, const std::vector<TokenRecord>& tokens, int32_t num_top);
-// {content: [{token, logprob, bytes, top_logprobs}]}
-Json chat_logprobs(const Tokenizer& tokenizer, const std::vector<TokenRecord>& tokens, int32_t num_top);
-Json reply_json(const Tokenizer& tokenizer, const ReplyMeta& meta, const ReplyOptions& options,
-                const std::vector<ChoiceReply>& choices, const Usage& usage);
+// Completions: {tokens, token_logprobs, top_logprobs, text_offset}, null where a token has no logprob.
+// Chat: {content: [{token, logprob, bytes, top_logprobs}]}
+void append_logprobs(std::string& out, const Tokenizer& tokenizer, ApiKind kind, TokenRecords tokens, int32_t num_top);
+
+// The body of a reply that is not streamed.
+TextSource reply_text(const Tokenizer& tokenizer, const ReplyMeta& meta, const ReplyOptions& options,
+                      const std::vector<ChoiceReply>& choices, const Usage& usage);
 
 // Formats the events of one stream. Every result is one or more whole SSE events ("data: …\n\n").
 class ChunkWriter {
@@ -59,9 +68,13 @@ class ChunkWriter {
 
   // Chat streams open with it.
   std::string role(int32_t index) const;
-  // `usage`: with continuous_usage_stats. `prompt_ids`: in a choice's first chunk, with return_token_ids.
+  // Many tokens become several events. `usage`: with continuous_usage_stats. `prompt_ids`: in a choice's first chunk,
+  // with return_token_ids.
   std::string delta(int32_t index, const ChoiceDelta& delta, const Usage* usage,
                     const std::vector<int32_t>* prompt_ids = nullptr) const;
+  // The prompt, in as many events as it takes; `tokens` with its logprobs or empty. What it refers to, and the writer,
+  // outlive the source.
+  TextSource echo(int32_t index, std::string_view text, TokenRecords tokens) const;
   std::string finish(int32_t index, const char* reason, const StopReason& stop_reason, const Usage* usage) const;
   std::string progress(const ProgressEvent& progress) const;
   std::string usage(const Usage& usage) const;
@@ -70,7 +83,9 @@ class ChunkWriter {
   static std::string ping() { return ": ping\n\n"; }
 
  private:
-  std::string wrap(std::string_view choices, const Usage* usage, std::string_view extra = {}) const;
+  void append_delta(std::string& out, int32_t index, std::string_view text, TokenRecords tokens, bool with_ids,
+                    const Usage* usage, const std::vector<int32_t>* prompt_ids) const;
+  void append_tail(std::string& out, const Usage* usage) const;
 
   const Tokenizer& tokenizer_;
   ApiKind kind_;

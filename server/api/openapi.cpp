@@ -3,7 +3,7 @@
 #include <map>
 
 #include "base/json.h"
-#include "server/http/http_server.h"
+#include "server/api/route.h"
 
 namespace bam {
 

@@ -1,6 +1,6 @@
 #include "server/api/completions.h"
 #include "server/api/handlers.h"
-#include "server/http/http_server.h"
+#include "server/api/route.h"
 #include "server/api/web_assets.h"
 
 namespace bam {
@@ -26,7 +26,7 @@ std::vector<Route> make_routes() {
       {"POST", "/v1/kv/restore", handle_kv_restore, kAdmin, kSlow, kModel, false, "Load saved KV pages"},
       {"GET", "/v1/prior", handle_prior, kKey, kLoop, kModel, false, "The positional prior of every head"},
       {"POST", "/v1/attention", handle_attention, kKey, kSlow, kModel, kWork, "What one head looks at"},
-      {"POST", "/v1/selftest/passkey", handle_passkey, kKey, kSlow, kModel, kWork, "Find hidden numbers"},
+      {"POST", "/v1/selftest/passkey", handle_passkey, kKey, kWorker, kModel, kWork, "Find hidden numbers"},
       {"GET", "/health", handle_health, kKey, kLoop, false, false, "Readiness with details"},
       {"GET", "/livez", handle_livez, kPublic, kLoop, false, false, "The process answers"},
       {"GET", "/readyz", handle_readyz, kPublic, kLoop, false, false, "Ready for requests"},

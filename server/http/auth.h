@@ -7,14 +7,9 @@
 #include <string_view>
 #include <vector>
 
-namespace bam {
+#include "server/api/call.h"
 
-struct Caller {
-  // Whose requests and cached prompts these are: made from the key itself, so that it does not change when keys are added
-  // or removed. Empty where there is but one key, or none: all callers are one then.
-  std::string tenant;
-  bool admin = false;
-};
+namespace bam {
 
 // API keys, kept and compared as SHA-256 digests: every comparison looks at all bytes of all keys, whatever was sent.
 class KeyRing {

@@ -85,7 +85,7 @@ void Connection::intercept(const trantor::TcpConnectionPtr& tcp, ConnectionTable
     if (self && !self->deaf_) {
       const bool good = self->malformed_.empty();
       self->on_bytes(tcp, bytes);
-      if (good && !self->malformed_.empty()) table.malformed_.fetch_add(1, std::memory_order_relaxed);
+      if (good && !self->malformed_.empty()) table.metrics_.malformed_connections.fetch_add(1, std::memory_order_relaxed);
     }
     buffer->retrieveAll();
   });
@@ -181,7 +181,7 @@ void ConnectionTable::on_connection(const trantor::TcpConnectionPtr& tcp) {
     tcp->keepAlive();
     tcp->setTcpNoDelay(true);
     if (!add(tcp)) {
-      count_refused();
+      metrics_.refused_connections.fetch_add(1, std::memory_order_relaxed);
       tcp->forceClose();
     }
     return;
@@ -195,7 +195,7 @@ void ConnectionTable::on_connection(const trantor::TcpConnectionPtr& tcp) {
     if (connection->spare_) --num_spare_;
     table_.erase(it);
   }
-  open_.fetch_sub(1, std::memory_order_relaxed);
+  metrics_.open_connections.fetch_sub(1, std::memory_order_relaxed);
   connection->closed();
 }
 
@@ -212,7 +212,7 @@ bool ConnectionTable::add(const trantor::TcpConnectionPtr& tcp) {
     });
   }
   table_.emplace(tcp.get(), std::move(connection));
-  open_.fetch_add(1, std::memory_order_relaxed);
+  metrics_.open_connections.fetch_add(1, std::memory_order_relaxed);
   return true;
 }
 
@@ -254,7 +254,7 @@ void ConnectionTable::sweep(trantor::EventLoop* loop) {
   for (const auto& [tcp, connection] : mine) {
     if (const char* reason = connection->overdue(config_, *tcp, now)) {
       log::debug("closing connection of {}: {}", tcp->peerAddr().toIpPort(), reason);
-      timed_out_.fetch_add(1, std::memory_order_relaxed);
+      metrics_.timed_out_connections.fetch_add(1, std::memory_order_relaxed);
       tcp->forceClose();
     }
   }

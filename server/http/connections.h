@@ -14,6 +14,7 @@
 
 #include <trantor/net/TcpConnection.h>
 
+#include "server/api/metrics.h"
 #include "server/api/server_config.h"
 #include "server/http/request_framing.h"
 
@@ -87,7 +88,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 // timeout cannot tell a waiting client from a dead one.
 class ConnectionTable {
  public:
-  explicit ConnectionTable(const ServerConfig& config) : config_(config) {}
+  ConnectionTable(const ServerConfig& config, HttpMetrics& metrics) : config_(config), metrics_(metrics) {}
 
   // Drogon's connection callback: both when a peer arrives and when it leaves. Beyond --max-connections a few are let in
   // for probes, so that a supervisor does not take a full server for a dead one; all others are closed at once.
@@ -99,25 +100,15 @@ class ConnectionTable {
   // The process is about to end: connections close once what is buffered for them has been sent. Any thread.
   void shut_down();
 
-  int64_t open_connections() const { return open_.load(std::memory_order_relaxed); }
-  uint64_t timed_out() const { return timed_out_.load(std::memory_order_relaxed); }
-  void count_refused() { refused_.fetch_add(1, std::memory_order_relaxed); }
-  uint64_t refused() const { return refused_.load(std::memory_order_relaxed); }
-  uint64_t malformed() const { return malformed_.load(std::memory_order_relaxed); }
-  // Connections that ended because something threw in their thread: a defect, but nobody else's loss.
-  uint64_t failed() const { return failed_.load(std::memory_order_relaxed); }
-  void count_failed() { failed_.fetch_add(1, std::memory_order_relaxed); }
-
  private:
   friend class Connection;
   bool add(const trantor::TcpConnectionPtr& tcp);  // false: there are as many as allowed, spare ones included
 
   const ServerConfig& config_;
+  HttpMetrics& metrics_;
   mutable std::mutex mutex_;
   std::unordered_map<const trantor::TcpConnection*, std::shared_ptr<Connection>> table_;
   int64_t num_spare_ = 0;  // of those in the table
-  std::atomic<int64_t> open_{0};
-  std::atomic<uint64_t> timed_out_{0}, refused_{0}, malformed_{0}, failed_{0};
 };
 
 }  // namespace bam

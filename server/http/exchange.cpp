@@ -4,7 +4,8 @@
 
 #include <fmt/format.h>
 
-#include "server/api/server_context.h"
+#include "server/http/http_context.h"
+#include "server/http/sse_stream.h"
 
 namespace bam {
 
@@ -20,7 +21,7 @@ constexpr const char* kCloseMark = "x-bam-close";
 
 }  // namespace
 
-Exchange::Exchange(ServerContext& context, const drogon::HttpRequestPtr& request, DrogonCallback callback)
+Exchange::Exchange(HttpContext& context, const drogon::HttpRequestPtr& request, DrogonCallback callback)
     : context_(context),
       request_(request),
       callback_(std::move(callback)),
@@ -114,7 +115,7 @@ drogon::HttpResponsePtr Exchange::make_response(HttpReply&& reply) const {
 }
 
 void Exchange::send(const drogon::HttpResponsePtr& response) {
-  auto self = shared_from_this();
+  auto self = std::static_pointer_cast<Exchange>(shared_from_this());
   loop_->runInLoop([self, response] {
     const bool closes = response->getHeader(kCloseMark) == "1";
     if (self->connection_) {
@@ -138,29 +139,23 @@ void Exchange::reply(HttpReply reply) {
   log.write();
 }
 
-HttpReply Exchange::error_reply(const ApiError& error) {
-  HttpReply reply{.status = error.status, .body = error.to_json()};
-  if (error.retry_after_s > 0) reply.headers.emplace_back("retry-after", std::to_string(error.retry_after_s));
-  if (error.status == 401) {
-    // The page asks with the browser's own dialog; programs get the scheme that they use.
-    const bool page = header("accept").find("text/html") != std::string::npos;
-    reply.headers.emplace_back("www-authenticate", page ? "Basic realm=\"bam\"" : "Bearer");
-  }
-  log.error = error.message;
-  return reply;
+std::shared_ptr<ReplyStream> Exchange::open_stream(ReplyStream::Head head, ReplyStream::Callbacks callbacks) {
+  auto self = std::static_pointer_cast<Exchange>(shared_from_this());
+  auto stream = std::make_shared<SseStream>(context_, std::move(self), std::move(callbacks));
+  stream->open(head);
+  return stream;
 }
 
-void Exchange::open_stream(const std::vector<std::pair<std::string, std::string>>& headers,
-                           std::function<void(drogon::ResponseStreamPtr)> ready) {
+void Exchange::begin_body(const ReplyStream::Head& head, std::function<void(drogon::ResponseStreamPtr)> ready) {
   if (answered_.exchange(true)) return;
   context_.metrics.count_response(route ? route->path : "other", 200);
   auto shared_ready = std::make_shared<std::function<void(drogon::ResponseStreamPtr)>>(std::move(ready));
   auto response = drogon::HttpResponse::newAsyncStreamResponse(
       [shared_ready](drogon::ResponseStreamPtr stream) { (*shared_ready)(std::move(stream)); }, true);
-  response->setContentTypeString("text/event-stream; charset=utf-8");
+  response->setContentTypeString(head.content_type);
   response->addHeader("cache-control", "no-cache");
   response->addHeader("x-accel-buffering", "no");  // proxies must pass every event on at once
-  for (const auto& [name, value] : headers) response->addHeader(name, value);
+  for (const auto& [name, value] : head.headers) response->addHeader(name, value);
   add_common_headers(response);
   // HTTP/1.0 knows no chunks: its streams end with the connection.
   if (is_http10()) response->addHeader(kCloseMark, "1");

@@ -18,6 +18,7 @@
 
 #include "base/log.h"
 #include "server/http/exchange.h"
+#include "server/http/router.h"
 #include "server/http/site_policy.h"
 #include "server/http/tls_files.h"
 
@@ -32,11 +33,11 @@ constexpr size_t kNoLimit = std::numeric_limits<size_t>::max();
 constexpr size_t kTlsHandshakeSeconds = 30;
 
 // Set by the one HttpServer of the process: the hook has no argument of its own.
-ConnectionTable* g_connections = nullptr;
+HttpMetrics* g_metrics = nullptr;
 
 // Something threw in a connection's thread, and trantor has closed that connection.
 void on_loop_exception(const std::exception_ptr& exception) {
-  if (g_connections) g_connections->count_failed();
+  if (g_metrics) g_metrics->failed_connections.fetch_add(1, std::memory_order_relaxed);
   try {
     std::rethrow_exception(exception);
   } catch (const std::exception& error) {
@@ -60,14 +61,14 @@ void bridge_framework_log() {
 
 ApiError key_required() { return ApiError::unauthorized("A valid API key is required: 'Authorization: Bearer KEY'."); }
 
-std::optional<Caller> identify(ServerContext& context, const Exchange& exchange) {
+std::optional<Caller> identify(HttpContext& context, const Exchange& exchange) {
   auto caller = context.keys.identify(exchange.header("authorization"), exchange.header("x-api-key"));
   if (!caller) context.metrics.rejected_auth.fetch_add(1, std::memory_order_relaxed);
   return caller;
 }
 
 // Key and state of the server, for a route that exists.
-std::optional<ApiError> admission_error(ServerContext& context, Exchange& exchange) {
+std::optional<ApiError> admission_error(HttpContext& context, Exchange& exchange) {
   const Route& route = *exchange.route;
   if (route.access != Access::kPublic) {
     const auto caller = identify(context, exchange);
@@ -88,7 +89,7 @@ std::optional<ApiError> admission_error(ServerContext& context, Exchange& exchan
   return std::nullopt;
 }
 
-std::optional<ApiError> body_error(const ServerContext& context, const Exchange& exchange) {
+std::optional<ApiError> body_error(const HttpContext& context, const Exchange& exchange) {
   const std::string& encoding = exchange.header("content-encoding");
   if (!encoding.empty() && encoding != "identity") {
     ApiError error = ApiError::invalid("Compressed request bodies are not accepted.");
@@ -104,11 +105,11 @@ std::optional<ApiError> body_error(const ServerContext& context, const Exchange&
   return std::nullopt;
 }
 
-bool is_cors_request(const ServerContext& context, const Exchange& exchange) {
+bool is_cors_request(const HttpContext& context, const Exchange& exchange) {
   return !context.config.cors_origins.empty() && !exchange.header("origin").empty();
 }
 
-HttpReply options_reply(const ServerContext& context, const Exchange& exchange, const std::string& allowed) {
+HttpReply options_reply(const HttpContext& context, const Exchange& exchange, const std::string& allowed) {
   HttpReply reply{.status = 204};
   reply.headers.emplace_back("allow", allowed + ", OPTIONS");
   if (is_cors_request(context, exchange)) {
@@ -122,8 +123,9 @@ HttpReply options_reply(const ServerContext& context, const Exchange& exchange, 
 }
 
 // Runs a handler where its route says. No exception leaves it: a bug ends one request with a 500.
-void dispatch(ServerContext& context, const std::shared_ptr<Exchange>& exchange) {
+void dispatch(HttpContext& context, const std::shared_ptr<Exchange>& exchange) {
   auto task = [&context, exchange] {
+    if (!exchange->is_open()) return;  // nobody waits for the answer
     try {
       exchange->route->handler(context, exchange);
     } catch (const std::exception& error) {
@@ -161,7 +163,7 @@ ApiError forbidden_site(std::string message) {
 }
 
 // A browser that acts for a page of somebody else. With keys there is nothing to gain: the page has none.
-std::optional<ApiError> site_error(const ServerContext& context, const Exchange& exchange) {
+std::optional<ApiError> site_error(const HttpContext& context, const Exchange& exchange) {
   if (context.keys.required() || (exchange.route && exchange.route->access == Access::kPublic)) return std::nullopt;
   const std::string& host = exchange.header("host");
   if (!host.empty() && !is_own_host(host, context.config.allowed_hosts)) {
@@ -179,14 +181,14 @@ std::optional<ApiError> site_error(const ServerContext& context, const Exchange&
 }
 
 // What to answer before any of the body is looked at; nothing when the handler shall run.
-std::optional<HttpReply> early_reply(ServerContext& context, Exchange& exchange) {
+std::optional<HttpReply> early_reply(HttpContext& context, Exchange& exchange) {
   const RouteMatch match = match_route(all_routes(), exchange.method, exchange.path);
   exchange.route = match.route;
   exchange.path_parameter = match.parameter;
   if (const auto error = site_error(context, exchange)) return exchange.error_reply(*error);
   const bool probe = match.route && match.route->access == Access::kPublic;
   if (exchange.connection()->is_spare() && !probe) {
-    context.connections.count_refused();
+    context.metrics.refused_connections.fetch_add(1, std::memory_order_relaxed);
     return exchange.error_reply(ApiError::unavailable("Too many connections.", "overloaded", 1));
   }
   if (match.route) {
@@ -217,7 +219,7 @@ std::optional<HttpReply> early_reply(ServerContext& context, Exchange& exchange)
 }
 
 // A request's headers have arrived. Answers at once, or reads the body and dispatches.
-void on_request(ServerContext& context, const drogon::HttpRequestPtr& request, Exchange::DrogonCallback&& callback) {
+void on_request(HttpContext& context, const drogon::HttpRequestPtr& request, Exchange::DrogonCallback&& callback) {
   auto exchange = std::make_shared<Exchange>(context, request, std::move(callback));
   if (!exchange->connection()) return;  // it is gone, and nobody waits for an answer
   std::optional<HttpReply> early = early_reply(context, *exchange);
@@ -253,11 +255,11 @@ struct AddressInfo {
 
 }  // namespace
 
-HttpServer::HttpServer(ServerContext& context) : context_(context) {}
+HttpServer::HttpServer(HttpContext& context) : context_(context) {}
 
 HttpServer::~HttpServer() {
   trantor::EventLoop::exceptionHook() = nullptr;
-  g_connections = nullptr;
+  g_metrics = nullptr;
 }
 
 void HttpServer::bind() {
@@ -304,7 +306,7 @@ std::string HttpServer::url() const {
 void HttpServer::configure() {
   const ServerConfig& config = context_.config;
   bridge_framework_log();
-  g_connections = &context_.connections;
+  g_metrics = &context_.metrics;
   trantor::EventLoop::exceptionHook() = on_loop_exception;
   auto& app = drogon::app();
   // Drogon insists on a folder for bodies that it puts into files. Ours stay in memory: it gets a name that can never

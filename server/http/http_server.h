@@ -5,15 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "server/http/router.h"
-#include "server/api/server_context.h"
+#include "server/http/http_context.h"
 
 namespace bam {
 
 // The HTTP front: one per process, because Drogon is. Order of calls: bind(), run(), and quit() from another thread.
 class HttpServer {
  public:
-  explicit HttpServer(ServerContext& context);
+  explicit HttpServer(HttpContext& context);
   ~HttpServer();
 
   // Checks that the address can be listened on and settles the port. Throws Error.
@@ -28,14 +27,11 @@ class HttpServer {
  private:
   void configure();
 
-  ServerContext& context_;
+  HttpContext& context_;
   std::string address_;  // numeric
   int port_ = 0;
   std::mutex mutex_;
   bool running_ = false, quit_asked_ = false;  // quit() may come before run() has got so far
 };
-
-// Every route of the server; /openapi.json is made from it.
-const std::vector<Route>& all_routes();
 
 }  // namespace bam

@@ -1,32 +1,12 @@
 #pragma once
 
-#include <functional>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "server/api/route.h"
+
 namespace bam {
-
-class Exchange;
-struct ServerContext;
-
-using Handler = void (*)(ServerContext& context, std::shared_ptr<Exchange> exchange);
-
-enum class Access : uint8_t { kPublic, kKey, kAdmin };
-// Where a handler runs: on the connection's event loop, on a worker that parses, or on the lane for calls that wait.
-enum class RunOn : uint8_t { kLoop, kWorker, kSlow };
-
-struct Route {
-  std::string method;  // GET (answers HEAD too) or POST
-  std::string path;    // "/v1/models/{id}": the braces match one path segment
-  Handler handler = nullptr;
-  Access access = Access::kKey;
-  RunOn run_on = RunOn::kLoop;
-  bool needs_model = false;  // 503 while the model is loading
-  bool admits_work = false;  // 503 while draining
-  std::string summary;       // for /openapi.json
-};
 
 struct RouteMatch {
   const Route* route = nullptr;  // null: see `allowed`

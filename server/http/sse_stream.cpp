@@ -2,7 +2,7 @@
 
 #include "base/log.h"
 #include "server/api/openai_reply.h"
-#include "server/api/server_context.h"
+#include "server/http/http_context.h"
 
 namespace bam {
 
@@ -43,7 +43,7 @@ void SendMeter::queued(size_t size, size_t sent) {
   unsent_ = moved >= size ? 0 : unsent_ + size - moved;
 }
 
-SseStream::SseStream(ServerContext& context, std::shared_ptr<Exchange> exchange, Callbacks callbacks)
+SseStream::SseStream(HttpContext& context, std::shared_ptr<Exchange> exchange, Callbacks callbacks)
     : context_(context),
       exchange_(std::move(exchange)),
       callbacks_(std::move(callbacks)),
@@ -53,12 +53,13 @@ SseStream::SseStream(ServerContext& context, std::shared_ptr<Exchange> exchange,
 
 SseStream::~SseStream() { context_.metrics.open_streams.fetch_sub(1, std::memory_order_relaxed); }
 
-void SseStream::open(const std::vector<std::pair<std::string, std::string>>& headers) {
+void SseStream::open(const Head& head) {
+  pings_ = head.content_type.starts_with("text/event-stream");
   auto self = shared_from_this();
   timer_ = exchange_->loop()->runEvery(1.0, [weak = weak_from_this()] {
     if (auto stream = weak.lock()) stream->tick();
   });
-  exchange_->open_stream(headers, [self](drogon::ResponseStreamPtr stream) { self->attach(std::move(stream)); });
+  exchange_->begin_body(head, [self](drogon::ResponseStreamPtr stream) { self->attach(std::move(stream)); });
 }
 
 void SseStream::attach(drogon::ResponseStreamPtr stream) {
@@ -68,12 +69,12 @@ void SseStream::attach(drogon::ResponseStreamPtr stream) {
   if (closing_) close();
 }
 
-void SseStream::send(std::string events) {
+void SseStream::send(std::string bytes) {
   if (closing_) return;
   if (stream_) {
-    write(events);
+    write(bytes);
   } else {
-    backlog_ += events;
+    backlog_ += bytes;
   }
   update_pressure();
 }
@@ -121,7 +122,7 @@ void SseStream::tick() {
   }
   if (now >= next_ping_) {
     next_ping_ += seconds(context_.config.ping_interval_s);
-    if (!full_) send(ChunkWriter::ping());  // whoever has bytes waiting needs no sign of life
+    if (pings_ && !full_) send(ChunkWriter::ping());  // whoever has bytes waiting needs no sign of life
   }
 }
 

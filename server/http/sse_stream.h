@@ -28,26 +28,17 @@ class SendMeter {
   size_t unsent_ = 0;
 };
 
-// An event stream to one client. A reader that falls behind is told of by on_pressure, so that whoever makes the events
-// waits for it; one that takes nothing for --stall-timeout, by on_stalled. Everything happens on the connection's loop.
-class SseStream : public std::enable_shared_from_this<SseStream> {
+// A body that is sent as it is made, an event stream above all. Everything happens on the connection's loop.
+class SseStream : public ReplyStream, public std::enable_shared_from_this<SseStream> {
  public:
-  struct Callbacks {
-    // True: more than --max-unsent bytes wait for the reader; false: most of them have left. What is sent all the same
-    // is kept, so the sender must stop soon.
-    std::function<void(bool full)> on_pressure;
-    // Nothing left for --stall-timeout. Runs once; the sender says so and closes.
-    std::function<void()> on_stalled;
-  };
-  SseStream(ServerContext& context, std::shared_ptr<Exchange> exchange, Callbacks callbacks);
-  ~SseStream();
+  SseStream(HttpContext& context, std::shared_ptr<Exchange> exchange, Callbacks callbacks);
+  ~SseStream() override;
 
-  // Sends the status line and headers. Events may follow at once.
-  void open(const std::vector<std::pair<std::string, std::string>>& headers);
-  // Whole events. Ignored after close().
-  void send(std::string events);
-  // No more events; the connection stays usable for the next request.
-  void close();
+  // Sends the status line and headers. Bytes may follow at once.
+  void open(const Head& head);
+  void send(std::string bytes) override;
+  bool is_full() const override { return full_; }
+  void close() override;
 
  private:
   void attach(drogon::ResponseStreamPtr stream);
@@ -56,7 +47,7 @@ class SseStream : public std::enable_shared_from_this<SseStream> {
   void measure();
   void update_pressure();
 
-  ServerContext& context_;
+  HttpContext& context_;
   std::shared_ptr<Exchange> exchange_;
   Callbacks callbacks_;
   drogon::ResponseStreamPtr stream_;  // null until it is this request's turn on the connection
@@ -66,6 +57,7 @@ class SseStream : public std::enable_shared_from_this<SseStream> {
   Clock::time_point next_ping_;
   trantor::TimerId timer_ = trantor::InvalidTimerId;
   trantor::TimerId drain_timer_ = trantor::InvalidTimerId;  // while full_: nobody tells when bytes leave
+  bool pings_ = true;  // only an event stream has a place for comments
   bool full_ = false;
   bool closing_ = false;
 };

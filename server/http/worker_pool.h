@@ -8,22 +8,22 @@
 #include <thread>
 #include <vector>
 
+#include "server/api/call.h"
+
 namespace bam {
 
 // Parsing and tokenising away from the event loops. Three lanes with a thread each: large bodies never delay small ones
 // (the large lane's thread helps with small tasks, not the other way round), and calls that wait for the engine delay
 // neither.
-class WorkerPool {
+class WorkerPool : public Workers {
  public:
-  enum class Lane : uint8_t { kSmall, kLarge, kSlow };
   static constexpr size_t kMaxQueued = 8192;  // per lane
 
   WorkerPool();
-  ~WorkerPool();  // runs nothing more; tasks still queued are dropped
+  ~WorkerPool() override;  // runs nothing more; tasks still queued are dropped
   WorkerPool(const WorkerPool&) = delete;
 
-  // False when the lane is full. Tasks must not throw.
-  bool submit(Lane lane, std::function<void()> task);
+  bool submit(Lane lane, std::function<void()> task) override;
   void stop();
 
  private:

@@ -26,11 +26,6 @@ ALLOWED = {
 # What CMake may link: as above; server/ itself only adds its rooms up.
 LINKABLE = {**ALLOWED, "server": {room for room in ALLOWED if room != "app"}}
 
-# Files of server/api that still name server/http: the port empties this list.
-NAMES_HTTP = {f"server/api/{name}" for name in (
-    "completions.cpp", "completions.h", "completions_prepare.cpp", "handlers.h", "openapi.cpp", "routes.cpp",
-    "server_context.h", "CMakeLists.txt")}
-
 # Headers from outside that are at home in some places only: (what, pattern, path prefixes where it is welcome).
 OUTSIDE = [
     ("Drogon", re.compile(r"^(drogon|trantor)/"), ("server/http/",)),
@@ -63,7 +58,7 @@ def check_include(root: Path, path: Path, quote: str, target: str) -> str | None
     if ".." in target.split("/"):
         return f"relative include {target}: write it from the root"
     if target_room:
-        if target_room not in ALLOWED[room] and not (target_room == "server/http" and path.as_posix() in NAMES_HTTP):
+        if target_room not in ALLOWED[room]:
             return f"{room} must not include {target}"
         if not (root / target).exists():
             return f"{target} does not exist"
@@ -93,7 +88,7 @@ def check_tree(root: Path) -> tuple[int, list[str]]:
             text = re.sub(r"#.*", "", (root / path).read_text(encoding="utf-8"))
             for match in re.finditer(r"\bbam_([a-z_]+)\b", text):
                 linked = room_of(match[1].replace("_", "/") + "/")
-                if linked and linked not in LINKABLE[room] and not (linked == "server/http" and path.as_posix() in NAMES_HTTP):
+                if linked and linked not in LINKABLE[room]:
                     problems.append(f"{path}:{line_of(text, match.start())}: {room} must not link bam_{match[1]}")
     return looked_at, problems
 

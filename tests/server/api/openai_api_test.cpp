@@ -23,9 +23,9 @@ TEST(ParseCompletion, Defaults) {
   const GenerationRequest request = accept(R"({"prompt": "hello"})");
   EXPECT_EQ(std::get<std::string>(request.prompts.at(0)), "hello");
   EXPECT_EQ(request.max_tokens, 16);
-  EXPECT_EQ(request.n, 1);
-  EXPECT_FLOAT_EQ(request.sampling.temperature, 1);
-  EXPECT_EQ(request.sampling.num_logprobs, -1);
+  EXPECT_EQ(request.engine.n, 1);
+  EXPECT_FLOAT_EQ(request.engine.sampling.temperature, 1);
+  EXPECT_EQ(request.engine.sampling.num_logprobs, -1);
   EXPECT_FALSE(request.stream);
   EXPECT_TRUE(request.ignored_fields.empty());
   EXPECT_EQ(accept(R"({"messages": [{"role": "user", "content": "hi"}]})", ApiKind::kChat).max_tokens, std::nullopt);
@@ -35,9 +35,9 @@ TEST(ParseCompletion, ServerDefaultsYieldToTheRequest) {
   const SamplingDefaults defaults{.temperature = 0.5f, .top_p = 0.8f, .top_k = 7};
   const auto request =
       parse_generation_request(Json::parse(R"({"prompt": "x", "top_p": 0.9})"), ApiKind::kCompletion, defaults);
-  EXPECT_FLOAT_EQ(request->sampling.temperature, 0.5f);
-  EXPECT_FLOAT_EQ(request->sampling.top_p, 0.9f);
-  EXPECT_EQ(request->sampling.top_k, 7);
+  EXPECT_FLOAT_EQ(request->engine.sampling.temperature, 0.5f);
+  EXPECT_FLOAT_EQ(request->engine.sampling.top_p, 0.9f);
+  EXPECT_EQ(request->engine.sampling.top_k, 7);
 }
 
 TEST(ParseCompletion, PromptForms) {
@@ -131,8 +131,8 @@ TEST(ParseCompletion, StopStrings) {
 
 TEST(ParseCompletion, LogitBiasForms) {
   using Bias = std::vector<std::pair<int32_t, float>>;
-  EXPECT_EQ(accept(with("logit_bias", R"({"15": -1.5})")).sampling.logit_bias, (Bias{{15, -1.5f}}));
-  EXPECT_EQ(accept(with("logit_bias", "[[15, 2]]")).sampling.logit_bias, (Bias{{15, 2.0f}}));
+  EXPECT_EQ(accept(with("logit_bias", R"({"15": -1.5})")).engine.sampling.logit_bias, (Bias{{15, -1.5f}}));
+  EXPECT_EQ(accept(with("logit_bias", "[[15, 2]]")).engine.sampling.logit_bias, (Bias{{15, 2.0f}}));
   for (const char* value : {R"({"x": 1})", R"({"-1": 1})", R"({"1": "a"})", R"({"1": 101})", R"({"1.5": 1})", "[[1]]",
                             "[1]", "5", "\"a\"", R"({"99999999999": 1})", "[[1, 2, 3]]"}) {
     EXPECT_EQ(parse(with("logit_bias", value)).error().param, "logit_bias") << value;
@@ -145,7 +145,7 @@ TEST(ParseCompletion, LogitBiasForms) {
 TEST(ParseCompletion, EchoAndLogprobs) {
   const GenerationRequest request = accept(R"({"prompt": [1], "echo": true, "max_tokens": 0, "logprobs": 3})");
   EXPECT_EQ(request.max_tokens, 0);
-  EXPECT_EQ(request.sampling.num_prompt_logprobs, 3);
+  EXPECT_EQ(request.engine.sampling.num_prompt_logprobs, 3);
   EXPECT_EQ(parse(with("max_tokens", "0")).error().param, "max_tokens");
   EXPECT_FALSE(parse(R"({"prompt": "x", "stream": true, "prompt_logprobs": 1})").ok());
 }
@@ -218,8 +218,8 @@ TEST(ParseChat, ToolsAndLogprobs) {
   EXPECT_EQ(chat(R"("functions": [{}])").error().param, "functions");
   EXPECT_EQ(chat(R"("tool_choice": "required")").error().param, "tool_choice");
   EXPECT_TRUE(chat(R"("tools": [], "tool_choice": "none")").ok());
-  EXPECT_EQ(chat(R"("logprobs": true, "top_logprobs": 5)")->sampling.num_logprobs, 5);
-  EXPECT_EQ(chat(R"("logprobs": true)")->sampling.num_logprobs, 0);
+  EXPECT_EQ(chat(R"("logprobs": true, "top_logprobs": 5)")->engine.sampling.num_logprobs, 5);
+  EXPECT_EQ(chat(R"("logprobs": true)")->engine.sampling.num_logprobs, 0);
   EXPECT_EQ(chat(R"("top_logprobs": 5)").error().param, "top_logprobs");
   EXPECT_EQ(chat(R"("logprobs": 5)").error().param, "logprobs");
   EXPECT_FALSE(chat(R"("max_tokens": 0)").ok());

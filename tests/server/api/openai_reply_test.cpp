@@ -12,6 +12,20 @@ class OpenAiReply : public ::testing::Test {
   std::unique_ptr<Tokenizer> tokenizer_ = Tokenizer::load(testing::fixtures_dir());
   ReplyMeta meta_{ApiKind::kChat, "chatcmpl-1", "m\"x", "bam-fp", 1700000000};
   int32_t id_ = tokenizer_->encode("the", false).back();
+
+  Json logprobs(ApiKind kind, const std::vector<TokenRecord>& tokens, int32_t num_top) {
+    std::string text;
+    append_logprobs(text, *tokenizer_, kind, tokens, num_top);
+    return Json::parse(text);
+  }
+  static std::string whole(const TextSource& source) {
+    std::string text, piece;
+    for (bool more = true; more; piece.clear()) {
+      more = source(piece);
+      text += piece;
+    }
+    return text;
+  }
 };
 
 TEST_F(OpenAiReply, ChatStreamBytes) {
@@ -67,7 +81,7 @@ TEST_F(OpenAiReply, LegacyLogprobs) {
   std::vector<TokenRecord> tokens;
   tokens.push_back({id_, std::nullopt, 0});
   tokens.push_back({id_, TokenLogprobs{-1.5f, 2, {{id_ + 1, -0.25f}}}, 4});
-  const Json json = legacy_logprobs(*tokenizer_, tokens, 1);
+  const Json json = logprobs(ApiKind::kCompletion, tokens, 1);
   EXPECT_TRUE(json["token_logprobs"][0].is_null());
   EXPECT_TRUE(json["top_logprobs"][0].is_null());
   EXPECT_FLOAT_EQ(json["token_logprobs"][1].get<float>(), -1.5f);
@@ -79,22 +93,96 @@ TEST_F(OpenAiReply, LegacyLogprobs) {
 
 TEST_F(OpenAiReply, LogprobsAreFiniteNumbers) {
   const std::vector<TokenRecord> tokens = {{id_, TokenLogprobs{-INFINITY, 9, {{id_, -INFINITY}}}, 0}};
-  EXPECT_EQ(legacy_logprobs(*tokenizer_, tokens, 1)["token_logprobs"][0].get<double>(), -9999.0);
-  EXPECT_EQ(chat_logprobs(*tokenizer_, tokens, 1)["content"][0]["logprob"].get<double>(), -9999.0);
+  EXPECT_EQ(logprobs(ApiKind::kCompletion, tokens, 1)["token_logprobs"][0].get<double>(), -9999.0);
+  EXPECT_EQ(logprobs(ApiKind::kChat, tokens, 1)["content"][0]["logprob"].get<double>(), -9999.0);
 }
 
 TEST_F(OpenAiReply, WholeReply) {
   ChoiceReply choice{.index = 0, .text = "hi", .finish_reason = "stop", .stop_reason = int32_t{7}};
-  const Json chat = reply_json(*tokenizer_, meta_, {}, {choice}, {});
+  const Json chat = Json::parse(whole(reply_text(*tokenizer_, meta_, {}, {choice}, {})));
   EXPECT_EQ(chat["object"], "chat.completion");
   EXPECT_EQ(chat["choices"][0]["message"]["content"], "hi");
   EXPECT_EQ(chat["choices"][0]["stop_reason"], 7);
   EXPECT_EQ(chat["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
   meta_.kind = ApiKind::kCompletion;
-  const Json text = reply_json(*tokenizer_, meta_, {}, {choice}, {});
+  const Json text = Json::parse(whole(reply_text(*tokenizer_, meta_, {}, {choice}, {})));
   EXPECT_EQ(text["object"], "text_completion");
   EXPECT_EQ(text["choices"][0]["text"], "hi");
   EXPECT_TRUE(text["choices"][0]["logprobs"].is_null());
+}
+
+// A long reply is made in pieces of bounded size that add up to the same JSON.
+TEST_F(OpenAiReply, LongRepliesComeInPieces) {
+  meta_.kind = ApiKind::kCompletion;
+  std::vector<TokenRecord> prompt, tokens;
+  std::string echo;
+  std::vector<int32_t> ids;
+  for (int i = 0; i < 5000; ++i) {
+    prompt.push_back({id_, TokenLogprobs{-0.5f, 1, {{id_, -0.5f}, {id_ + 1, -2.0f}}}, static_cast<int64_t>(2 * i)});
+    echo += "\xc3\xa9\n";
+    ids.push_back(id_);
+  }
+  prompt.front().logprobs.reset();
+  tokens.push_back({id_ + 1, TokenLogprobs{-0.25f, 1, {}}, 10000});
+  ChoiceReply choice{.echo = echo, .text = "\"end\"", .echo_tokens = prompt, .tokens = tokens, .finish_reason = "stop"};
+  choice.prompt_ids = &ids;
+  choice.prompt_logprobs = TokenRecords(prompt);
+  ChoiceReply second = choice;
+  second.index = 1;
+  const TextSource source =
+      reply_text(*tokenizer_, meta_, {.logprobs = true, .num_top = 2, .token_ids = true}, {choice, second}, {});
+  std::string text;
+  size_t pieces = 0, longest = 0;
+  for (bool more = true; more; ++pieces) {
+    std::string piece;
+    more = source(piece);
+    longest = std::max(longest, piece.size());
+    text += piece;
+  }
+  EXPECT_GT(pieces, 10u);
+  EXPECT_LT(longest, 4 * kPieceBytes);
+  const Json json = Json::parse(text);
+  ASSERT_EQ(json["choices"].size(), 2u);
+  for (const Json& entry : json["choices"]) {
+    EXPECT_EQ(entry["text"], echo + "\"end\"");
+    for (const char* name : {"tokens", "token_logprobs", "top_logprobs", "text_offset"}) {
+      EXPECT_EQ(entry["logprobs"][name].size(), 5001u) << name;
+    }
+    EXPECT_EQ(entry["logprobs"]["text_offset"][5000], 10000);
+    EXPECT_EQ(entry["token_ids"], Json::array({id_ + 1}));
+    EXPECT_EQ(entry["prompt_token_ids"].size(), 5000u);
+    EXPECT_EQ(entry["prompt_logprobs"].size(), 5000u);
+    EXPECT_TRUE(entry["prompt_logprobs"][0].is_null());
+  }
+}
+
+// An echo becomes events of at most 256 tokens whose texts and logprobs add up.
+TEST_F(OpenAiReply, EchoIsSplit) {
+  meta_.kind = ApiKind::kCompletion;
+  const ChunkWriter writer(*tokenizer_, meta_, {.logprobs = true, .num_top = 1}, false);
+  std::vector<TokenRecord> tokens;
+  std::string text;
+  for (int i = 0; i < 1000; ++i) {
+    tokens.push_back({id_, TokenLogprobs{-0.5f, 1, {{id_, -0.5f}}}, i});
+    text += "\xc3\xa9";
+  }
+  const TextSource source = writer.echo(3, text, tokens);
+  std::string read;
+  size_t events = 0, offset = 0;
+  for (bool more = true; more; ++events) {
+    std::string event;
+    more = source(event);
+    ASSERT_EQ(event.find("\n\n"), event.size() - 2) << "one event at a time";
+    const Json choice = Json::parse(event.substr(6))["choices"][0];
+    EXPECT_EQ(choice["index"], 3);
+    EXPECT_LE(choice["logprobs"]["tokens"].size(), 256u);
+    EXPECT_EQ(choice["text"].get<std::string>().size(), 2 * choice["logprobs"]["tokens"].size());
+    for (const Json& at : choice["logprobs"]["text_offset"]) EXPECT_EQ(at, offset++);
+    read += choice["text"].get<std::string>();
+  }
+  EXPECT_EQ(events, 4u);
+  EXPECT_EQ(offset, 1000u);
+  EXPECT_EQ(read, text);
 }
 
 }  // namespace

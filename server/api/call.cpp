@@ -1,0 +1,17 @@
+#include "server/api/call.h"
+
+namespace bam {
+
+HttpReply Call::error_reply(const ApiError& error) {
+  HttpReply reply{.status = error.status, .body = error.to_json()};
+  if (error.retry_after_s > 0) reply.headers.emplace_back("retry-after", std::to_string(error.retry_after_s));
+  if (error.status == 401) {
+    // The page asks with the browser's own dialog; programs get the scheme that they use.
+    const bool page = header("accept").find("text/html") != std::string::npos;
+    reply.headers.emplace_back("www-authenticate", page ? "Basic realm=\"bam\"" : "Bearer");
+  }
+  log.error = error.message;
+  return reply;
+}
+
+}  // namespace bam

@@ -1,0 +1,262 @@
+#include "server/api/prepare.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "server/api/engine_constraint.h"
+
+namespace bam {
+
+namespace {
+
+std::optional<ApiError> check_model(const ServerContext& context, const GenerationRequest& request) {
+  const auto& names = context.config.served_model_names;
+  if (!request.model || std::find(names.begin(), names.end(), *request.model) != names.end()) return std::nullopt;
+  return ApiError::not_found(fmt::format("The model '{}' does not exist; this server has '{}'.",
+                                         request.model->substr(0, 200), names.front()),
+                             "model_not_found");
+}
+
+std::optional<ApiError> check_priority(const ServerContext& context, const Caller& caller,
+                                       const GenerationRequest& request) {
+  const int32_t most = context.config.max_priority, asked = request.engine.priority;
+  if (caller.admin || (asked >= -most && asked <= most)) return std::nullopt;
+  return ApiError::invalid(
+      fmt::format("'priority' must be from {} to {}; beyond that it needs the admin key.", -most, most), "priority");
+}
+
+std::optional<ApiError> check_token_ids(const ServingModel& model, const GenerationRequest& request) {
+  const int64_t vocab = model.engine.model_config().vocab_size;
+  const auto outside = [vocab](int32_t id) { return id < 0 || id >= vocab; };
+  const auto refuse = [vocab](const char* field, int32_t id) {
+    return ApiError::invalid(fmt::format("'{}': {} is no token id; the vocabulary has {} tokens.", field, id, vocab),
+                             field);
+  };
+  for (const auto& [id, bias] : request.engine.sampling.logit_bias) {
+    if (outside(id)) return refuse("logit_bias", id);
+  }
+  for (const int32_t id : request.engine.sampling.stop_token_ids) {
+    if (outside(id)) return refuse("stop_token_ids", id);
+  }
+  for (const PromptInput& prompt : request.prompts) {
+    const auto* ids = std::get_if<std::vector<int32_t>>(&prompt);
+    if (!ids) continue;
+    const auto bad = std::find_if(ids->begin(), ids->end(), outside);
+    if (bad != ids->end()) return refuse("prompt", *bad);
+  }
+  return std::nullopt;
+}
+
+std::optional<ApiError> compile_constraint(const ServingModel& model, GenerationRequest& request) {
+  const ConstraintSpec& spec = request.constraint;
+  if (spec.kind == ConstraintSpec::Kind::kNone) return std::nullopt;
+  const ConstraintVocabulary& vocabulary = model.constraint_vocabulary();
+  const auto compiled = [&]() -> ConstraintResult {
+    switch (spec.kind) {
+      case ConstraintSpec::Kind::kJsonSchema: return compile_json_schema(spec.text, vocabulary);
+      case ConstraintSpec::Kind::kRegex: return compile_regex(spec.text, vocabulary);
+      case ConstraintSpec::Kind::kChoice: return compile_choice(spec.choices, vocabulary);
+      default: return compile_json_object(vocabulary);
+    }
+  }();
+  if (!compiled) {
+    return ApiError::invalid(fmt::format("'{}': {}", spec.param, compiled.error().what()), spec.param);
+  }
+  request.engine.constraint = engine_constraint(**compiled);
+  request.constraint = {};
+  return std::nullopt;
+}
+
+const char* prompt_field(const GenerationRequest& request) {
+  return request.kind == ApiKind::kChat ? "messages" : "prompt";
+}
+
+// Truncates if that was asked for; refuses what the context cannot hold.
+std::optional<ApiError> fit_length(const ServingModel& model, const GenerationRequest& request,
+                                   std::vector<int32_t>& ids) {
+  const int64_t limit = model.engine.config().max_model_len;
+  const int64_t wanted = request.max_tokens.value_or(1);
+  const char* param = prompt_field(request);
+  if (request.truncate_prompt_tokens) {
+    int64_t keep = *request.truncate_prompt_tokens;
+    if (keep < 0) keep = std::max<int64_t>(1, limit - wanted);
+    if (static_cast<int64_t>(ids.size()) > keep) ids.erase(ids.begin(), ids.end() - keep);
+  }
+  if (ids.empty()) return ApiError::invalid(fmt::format("'{}' is empty.", param), param);
+  const int64_t length = static_cast<int64_t>(ids.size());
+  if (length + wanted <= limit) return std::nullopt;
+  return ApiError::invalid(
+      fmt::format("The context holds {} tokens, but {} were requested: {} of the prompt and {} to generate.", limit,
+                  length + wanted, length, wanted),
+      param, "context_length_exceeded");
+}
+
+// Where each prompt token's text begins.
+std::vector<TokenRecord> prompt_records(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
+  StreamDetokenizer detokenizer(tokenizer, true);
+  int64_t offset = 0;
+  std::vector<TokenRecord> records;
+  records.reserve(ids.size());
+  for (const int32_t id : ids) {
+    records.push_back({id, std::nullopt, offset});
+    offset += count_characters(detokenizer.push(id));
+  }
+  return records;
+}
+
+// A few fields multiply: a request of 100 KB could ask for a reply of 600 MB.
+std::optional<ApiError> check_reply_size(const ServingModel& model, const GenerationRequest& request,
+                                         const std::vector<PreparedPrompt>& prompts) {
+  const int64_t n = request.engine.n;
+  const int64_t top = request.wants_logprobs() ? 1 + request.engine.sampling.num_logprobs : 0;
+  const int64_t prompt_top = request.prompt_logprobs ? 1 + *request.prompt_logprobs : 0;
+  const int64_t generated = std::min(request.max_tokens.value_or(0), model.engine.config().max_model_len);
+  int64_t entries = 0, text_bytes = 0;
+  for (const PreparedPrompt& prompt : prompts) {
+    const auto length = static_cast<int64_t>(prompt.ids.size());
+    entries += n * ((request.echo ? length : 0) + generated) * top + n * length * prompt_top;
+    text_bytes += n * static_cast<int64_t>(prompt.text.size());
+  }
+  if (entries > limits::kLogprobEntries) {
+    return ApiError::invalid(
+        fmt::format("The reply would have {} log-probabilities (n × tokens × (logprobs + 1), with echo and prompt_logprobs "
+                    "over the prompt as well); at most {} are allowed.",
+                    entries, limits::kLogprobEntries),
+        top > 0 ? "logprobs" : "prompt_logprobs");
+  }
+  if (text_bytes > limits::kEchoBytes) {
+    return ApiError::invalid(fmt::format("The reply would echo {} bytes of prompts (n × their text); at most {} are "
+                                         "allowed.",
+                                         text_bytes, limits::kEchoBytes),
+                             "echo");
+  }
+  return std::nullopt;
+}
+
+// A list of prompts that no empty queue would take would be told to come back for ever.
+std::optional<ApiError> check_queue_limits(const ServingModel& model, const std::vector<PreparedPrompt>& prompts) {
+  if (prompts.size() < 2) return std::nullopt;
+  const EngineConfig& config = model.engine.config();
+  if (static_cast<int64_t>(prompts.size()) > config.max_queue) {
+    return ApiError::invalid(
+        fmt::format("The request has {} prompts; at most {} (--max-queue) can wait at once. Send fewer.",
+                    prompts.size(), config.max_queue),
+        "prompt");
+  }
+  int64_t tokens = 0;
+  for (const PreparedPrompt& prompt : prompts) tokens += static_cast<int64_t>(prompt.ids.size());
+  if (tokens <= config.max_queued_tokens) return std::nullopt;
+  return ApiError::invalid(
+      fmt::format("The prompts have {} tokens in all; at most {} (--max-queued-tokens) can wait at "
+                  "once. Send fewer.",
+                  tokens, config.max_queued_tokens),
+      "prompt");
+}
+
+// Tokenises one after the other and keeps of each what the reply needs.
+class Tokenising {
+ public:
+  Tokenising(const ServerContext& context, const ServingModel& model, GenerationRequest& request, std::string& log_text)
+      : context_(context), model_(model), request_(request), log_text_(log_text) {}
+
+  std::optional<ApiError> chat() {
+    const Tokenizer& tokenizer = model_.tokenizer;
+    if (!model_.chat_template) {
+      return ApiError::invalid("Chat is not available: " + model_.chat_template_error +
+                                   " Use /v1/completions, or add a chat_template to tokenizer_config.json.",
+                               "messages", "no_chat_template");
+    }
+    auto rendered = model_.chat_template->render(
+        std::exchange(request_.messages, {}), {.bos_token = tokenizer.bos_token(),
+                                               .eos_token = tokenizer.eos_token(),
+                                               .add_generation_prompt = request_.add_generation_prompt});
+    if (!rendered) {
+      return ApiError::invalid(std::string("The chat template refused the messages: ") + rendered.error().what(),
+                               "messages");
+    }
+    // Templates write their own BOS.
+    auto ids = tokenizer.encode(*rendered, request_.add_special_tokens.value_or(false), true);
+    return add(std::move(ids), *std::move(rendered));
+  }
+
+  std::optional<ApiError> completions() {
+    for (PromptInput& prompt : std::exchange(request_.prompts, {})) {
+      std::optional<ApiError> error;
+      if (auto* text = std::get_if<std::string>(&prompt)) {
+        auto ids = model_.tokenizer.encode(*text, request_.add_special_tokens.value_or(true));
+        error = add(std::move(ids), std::move(*text));
+      } else {
+        error = add(std::move(std::get<std::vector<int32_t>>(prompt)), std::nullopt);
+      }
+      if (error) return error;
+    }
+    return std::nullopt;
+  }
+
+  std::vector<PreparedPrompt> take() { return std::move(prompts_); }
+
+ private:
+  std::optional<ApiError> add(std::vector<int32_t> ids, std::optional<std::string> text) {
+    const size_t length = ids.size();
+    if (auto error = fit_length(model_, request_, ids)) return error;
+    const bool log = context_.config.log_prompts;
+    if (ids.size() != length) text.reset();  // truncated
+    if ((request_.echo || log) && !text) text = model_.tokenizer.decode(ids);
+    if (log) log_text_ += *text;
+    PreparedPrompt& prompt = prompts_.emplace_back();
+    if (request_.prompt_logprobs || (request_.echo && request_.wants_logprobs())) {
+      prompt.records = prompt_records(model_.tokenizer, ids);
+    }
+    if (request_.echo) {
+      prompt.text = *std::move(text);
+      prompt.text_length = count_characters(prompt.text);
+    }
+    prompt.ids = std::move(ids);
+    return std::nullopt;
+  }
+
+  const ServerContext& context_;
+  const ServingModel& model_;
+  GenerationRequest& request_;
+  std::string& log_text_;
+  std::vector<PreparedPrompt> prompts_;
+};
+
+}  // namespace
+
+ApiResult<std::vector<PreparedPrompt>> prepare_prompts(const ServerContext& context, const ServingModel& model,
+                                                       const Caller& caller, GenerationRequest& request,
+                                                       std::string& log_text) {
+  if (auto error = check_model(context, request)) return *error;
+  if (auto error = check_priority(context, caller, request)) return *error;
+  if (auto error = check_token_ids(model, request)) return *error;
+  if (auto error = compile_constraint(model, request)) return *error;
+  Tokenising tokenising(context, model, request, log_text);
+  if (auto error = request.kind == ApiKind::kChat ? tokenising.chat() : tokenising.completions()) return *error;
+  std::vector<PreparedPrompt> prompts = tokenising.take();
+  if (auto error = check_reply_size(model, request, prompts)) return *error;
+  if (auto error = check_queue_limits(model, prompts)) return *error;
+  if (context.config.request_timeout_s > 0) {
+    const std::chrono::milliseconds limit(static_cast<int64_t>(context.config.request_timeout_s * 1000));
+    if (!request.engine.timeout || *request.engine.timeout > limit) request.engine.timeout = limit;
+  }
+  if (context.config.cache_salt_per_key) request.engine.cache_salt += "#" + caller.tenant;
+  return prompts;
+}
+
+DecodeOptions decode_options(const ServingModel& model, const GenerationRequest& request) {
+  const SamplingParams& sampling = request.engine.sampling;
+  DecodeOptions options;
+  options.at_text_start = request.kind == ApiKind::kChat;
+  options.stop = request.stop;
+  options.include_stop_str = request.include_stop_str_in_output;
+  options.stop_ids = sampling.stop_token_ids;
+  if (!sampling.ignore_eos) {
+    options.eos_ids = model.engine.model_config().eos_token_ids;
+    options.stop_ids.insert(options.stop_ids.end(), options.eos_ids.begin(), options.eos_ids.end());
+  }
+  return options;
+}
+
+}  // namespace bam

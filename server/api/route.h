@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "server/api/call.h"
+
+namespace bam {
+
+struct ServerContext;
+
+using Handler = void (*)(ServerContext& context, CallPtr call);
+
+enum class Access : uint8_t { kPublic, kKey, kAdmin };
+// Where a handler runs: on the connection's event loop, on a worker that parses, or on the lane for calls that wait.
+enum class RunOn : uint8_t { kLoop, kWorker, kSlow };
+
+struct Route {
+  std::string method;  // GET (answers HEAD too) or POST
+  std::string path;    // "/v1/models/{id}": the braces match one path segment
+  Handler handler = nullptr;
+  Access access = Access::kKey;
+  RunOn run_on = RunOn::kLoop;
+  bool needs_model = false;  // 503 while the model is loading
+  bool admits_work = false;  // 503 while draining
+  std::string summary;       // for /openapi.json
+};
+
+// Every route of the server; /openapi.json is made from it.
+const std::vector<Route>& all_routes();
+
+}  // namespace bam
