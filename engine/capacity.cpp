@@ -46,7 +46,7 @@ KvPlan plan_kv(BamModel& model, EngineConfig config) {
   if (bytes == 0) {
     bytes = auto_kv_bytes(model.backend().free_memory_bytes());
     const int64_t most =
-        geometry.pages_for(kMaxModelLen) + config.max_num_seqs * geometry.pages_for(kAutoTokensPerSequence);
+        geometry.pages_for(kMaxPositions) + config.max_num_seqs * geometry.pages_for(kAutoTokensPerSequence);
     useful = std::min(useful, std::max(most, groups));
   }
   KvPlan plan{config, geometry, layout, 0};

@@ -6,15 +6,18 @@
 #include <functional>
 #include <future>
 #include <mutex>
+#include <new>
 #include <span>
 #include <thread>
 #include <unordered_set>
 #include <variant>
 
 #include "base/check.h"
+#include "base/hash.h"
 #include "base/latest.h"
 #include "base/log.h"
 #include "engine/engine_core.h"
+#include "engine/snapshot.h"
 
 namespace bam {
 
@@ -47,6 +50,14 @@ struct Published {
   uint64_t steps = 0;  // so far
 };
 
+uint64_t numerics_fingerprint(const BamModel& model) {
+  const ModelOptions& options = model.options();
+  uint64_t h = hash_bytes(std::as_bytes(std::span(model.group_reach())));
+  h = hash_bytes(std::as_bytes(std::span(&options.attention.epsilon, 1)), h);
+  h = hash_number(static_cast<uint64_t>(options.weight_dtype), h);
+  return hash_number(options.attention.certified, h);
+}
+
 }  // namespace
 
 struct Engine::Impl final : EngineCore::Observer {
@@ -56,9 +67,12 @@ struct Engine::Impl final : EngineCore::Observer {
         plan(plan_kv(*model, std::move(config))),
         model_config(model->config()),
         heads(model->heads()),
-        core(*model, plan, tokenizer_fingerprint, stats, time, *this) {
+        core(*model, plan, stats, time, *this),
+        snapshots(plan.config.kv_dir, {model->fingerprint(), tokenizer_fingerprint, numerics_fingerprint(*model)},
+                  core.kv(), model->backend(), core.kv_view(),
+                  [this](const std::function<void()>& work) { run_between_steps([&](EngineCore&) { work(); }); }) {
     log::info("{}", describe(plan));
-    publish(time.now());
+    publish_now(time.now());
     thread = std::thread([this] { run(); });
   }
 
@@ -74,6 +88,7 @@ struct Engine::Impl final : EngineCore::Observer {
   // --- any thread ---
   SubmitResult check(const Request& request) const;
   SubmitResult submit(Request request, std::shared_ptr<EventSink> sink);
+  SubmitResult enqueue(Request request, std::shared_ptr<EventSink> sink);
   SubmitResult queue_full(std::string message, QueueForecast::Goal goal, const Published& picture,
                           std::span<const ForecastSequence> arrivals) const;
   ForecastSequence forecast_arrival(const Request& request) const;
@@ -82,8 +97,9 @@ struct Engine::Impl final : EngineCore::Observer {
   double seconds_since(Clock::time_point then) const {
     return std::chrono::duration<double>(time.now() - then).count();
   }
-  template <typename F>
-  auto run_between_steps(F f) -> std::invoke_result_t<F, EngineCore&>;
+  // Waits for it; throws what it throws, and SnapshotError when the engine has stopped.
+  void run_between_steps(std::function<void(EngineCore&)> work);
+  SnapshotResult published_after(SnapshotResult result);
 
   // --- engine thread ---
   void run();
@@ -91,6 +107,7 @@ struct Engine::Impl final : EngineCore::Observer {
   void handle(Message& message);
   void mark_progress();
   void publish(Clock::time_point now);
+  void publish_now(Clock::time_point now);
   void note_pace(Clock::time_point now);
   void before_events(const EngineCore&) override { count_queue(0, 0); }
   void on_done(const std::string& id) override {
@@ -125,6 +142,7 @@ struct Engine::Impl final : EngineCore::Observer {
   bool stopping = false;
 
   EngineCore core;  // engine thread only, like all up to `published`
+  SnapshotStore snapshots;
   std::vector<Message> messages;
   Clock::time_point published_at{};
   size_t num_seen = 0;  // of `arrivals`, how many the core has
@@ -186,6 +204,14 @@ ForecastSequence Engine::Impl::forecast_arrival(const Request& request) const {
 SubmitResult Engine::Impl::submit(Request request, std::shared_ptr<EventSink> sink) {
   BAM_CHECK(sink != nullptr);
   if (SubmitResult refused = check(request); refused.status != SubmitStatus::kAccepted) return refused;
+  try {
+    return enqueue(std::move(request), std::move(sink));
+  } catch (const std::bad_alloc&) {
+    return {SubmitStatus::kNoMemory, "the server is out of memory", 1};
+  }
+}
+
+SubmitResult Engine::Impl::enqueue(Request request, std::shared_ptr<EventSink> sink) {
   const int64_t tokens = static_cast<int64_t>(request.prompt.size());
   const EngineConfig& config = plan.config;
   std::string full;
@@ -207,10 +233,17 @@ SubmitResult Engine::Impl::submit(Request request, std::shared_ptr<EventSink> si
       full = fmt::format("{} prompt tokens are waiting; {} more would exceed the limit of {}", num_queued_tokens,
                          tokens, config.max_queued_tokens);
     } else {
-      live_ids.insert(request.id);
+      if (inbox.size() == inbox.capacity()) inbox.reserve(2 * inbox.size() + 16);
+      arrivals.push_back(forecast_arrival(request));
+      try {
+        live_ids.insert(request.id);
+      } catch (...) {
+        arrivals.pop_back();
+        throw;
+      }
+      // No memory is needed from here on.
       ++inbox_requests;
       inbox_tokens += tokens;
-      arrivals.push_back(forecast_arrival(request));
       inbox.emplace_back(SubmitMessage{std::move(request), std::move(sink), time.now()});
     }
     if (!full.empty()) {
@@ -223,29 +256,21 @@ SubmitResult Engine::Impl::submit(Request request, std::shared_ptr<EventSink> si
   return {};
 }
 
-template <typename F>
-auto Engine::Impl::run_between_steps(F f) -> std::invoke_result_t<F, EngineCore&> {
-  using R = std::invoke_result_t<F, EngineCore&>;
-  std::optional<R> result;
-  TaskMessage task([&](EngineCore& c) {
-    result.emplace(f(c));
-    publish(time.now());  // the caller may look at once
-  });
+void Engine::Impl::run_between_steps(std::function<void(EngineCore&)> work) {
+  const auto stopped = [] { return SnapshotError(SnapshotFault::kBusy, "the engine has stopped"); };
+  TaskMessage task(std::move(work));
   std::future<void> done = task.get_future();
   {
     const std::lock_guard lock(mutex);
-    if (stopping) return Error("the engine has stopped");
+    if (stopping) throw stopped();
     inbox.emplace_back(std::move(task));
   }
   wake.notify_one();
   try {
     done.get();
   } catch (const std::future_error&) {
-    return Error("the engine has stopped");
-  } catch (const std::exception& e) {
-    return Error("{}", e.what());
+    throw stopped();
   }
-  return std::move(*result);
 }
 
 // Waits for something to do; false when the engine is to stop.
@@ -334,6 +359,13 @@ void Engine::Impl::note_pace(Clock::time_point now) {
 }
 
 void Engine::Impl::publish(Clock::time_point now) {
+  try {
+    publish_now(now);
+  } catch (const std::bad_alloc&) {  // the last picture stays for a while
+  }
+}
+
+void Engine::Impl::publish_now(Clock::time_point now) {
   published_at = now;
   Published picture{core.snapshot(now), core.load(now), now, stats.steps.load(std::memory_order_relaxed)};
   if (published.load()) note_pace(now);
@@ -354,10 +386,12 @@ SubmitResult Engine::submit(Request request, std::shared_ptr<EventSink> sink) {
 }
 
 bool Engine::Impl::control(ControlMessage message) {
-  {
+  try {
     const std::lock_guard lock(mutex);
     if (message.what != ControlMessage::What::kCancelAll && !live_ids.contains(message.id)) return false;
     inbox.emplace_back(std::move(message));
+  } catch (const std::bad_alloc&) {
+    return false;
   }
   wake.notify_one();
   return true;
@@ -408,17 +442,26 @@ double Engine::predict_ttft_s(int64_t prompt_tokens) const {
   return 1e-3 * impl_->published.load()->load.predict_ttft_ms(prompt_tokens);
 }
 
-Result<std::string> Engine::save_snapshot(const std::string& name, const std::vector<int32_t>& tokens,
-                                          const std::string& cache_salt) {
-  return impl_->run_between_steps([&](EngineCore& core) { return core.save_snapshot(name, tokens, cache_salt); });
+// The caller may look at once.
+SnapshotResult Engine::Impl::published_after(SnapshotResult result) {
+  try {
+    run_between_steps([this](EngineCore&) { publish(time.now()); });
+  } catch (const SnapshotError&) {  // stopped: nobody looks
+  }
+  return result;
 }
 
-Result<std::string> Engine::restore_snapshot(const std::string& name) {
-  return impl_->run_between_steps([&](EngineCore& core) { return core.restore_snapshot(name); });
+SnapshotResult Engine::save_snapshot(const std::string& name, const std::vector<int32_t>& tokens,
+                                     const std::string& cache_salt) {
+  return impl_->published_after(impl_->snapshots.save(name, tokens, cache_salt));
+}
+
+SnapshotResult Engine::restore_snapshot(const std::string& name) {
+  return impl_->published_after(impl_->snapshots.restore(name));
 }
 
 Result<std::vector<float>> Engine::attention_row(const std::vector<int32_t>& tokens, int layer, int head,
-                                                 int64_t position) {
+                                                 int64_t position, std::stop_token stop) {
   const ModelConfig& model = impl_->model_config;
   if (tokens.empty() || static_cast<int64_t>(tokens.size()) > kMaxProbeTokens) {
     return Error("attention rows are available for 1 to {} tokens, not for {}", kMaxProbeTokens, tokens.size());
@@ -433,9 +476,20 @@ Result<std::vector<float>> Engine::attention_row(const std::vector<int32_t>& tok
   for (const int32_t token : tokens) {
     if (token < 0 || token >= model.vocab_size) return Error("token id {} is outside the vocabulary", token);
   }
-  return impl_->run_between_steps([&](EngineCore& core) -> Result<std::vector<float>> {
-    return core.attention_row(tokens, layer, head, position);
-  });
+  auto promise = std::make_shared<std::promise<Result<std::vector<float>>>>();
+  auto answer = promise->get_future();
+  try {
+    auto probe = std::make_shared<std::unique_ptr<AttentionProbe>>(
+        std::make_unique<AttentionProbe>(*impl_->model, tokens, layer, head, position));
+    impl_->run_between_steps([probe, stop, promise](EngineCore& core) {
+      core.add_probe(std::move(*probe), stop,
+                     [promise](Result<std::vector<float>> row) { promise->set_value(std::move(row)); });
+    });
+    promise.reset();  // the engine's is the only one left: if it goes, we hear of it
+    return answer.get();
+  } catch (const std::exception& e) {
+    return Error("{}", e.what());
+  }
 }
 
 }  // namespace bam

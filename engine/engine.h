@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <stop_token>
 #include <string>
 
 #include "base/error.h"
 #include "engine/config.h"
 #include "engine/request.h"
+#include "engine/snapshot_error.h"
 #include "engine/stats.h"
 #include "models/bam.h"
 
@@ -21,6 +23,7 @@ enum class SubmitStatus : uint8_t {
   kQueueFull,  // try again in retry_after_s
   kDraining,
   kDuplicateId,
+  kNoMemory,  // the machine has none for this request; others go on
 };
 
 struct SubmitResult {
@@ -40,7 +43,8 @@ class Engine {
   ~Engine();  // aborts what still runs
 
   SubmitResult submit(Request request, std::shared_ptr<EventSink> sink);
-  // True if such a request was live when the message was sent; its pages are free within one step.
+  // True if such a request was live when the message was sent; its pages are free within one step. (Without memory for
+  // the message it is false, too.)
   bool cancel(const std::string& id);
   void cancel_all();
   // One choice's text is complete (its text met a stop string, say): it ends with kStop and gets no further token once
@@ -71,15 +75,17 @@ class Engine {
   // Predicted seconds until a new prompt of this length would produce its first token.
   double predict_ttft_s(int64_t prompt_tokens) const;
 
-  // KV snapshots in config().kv_dir, for prompts whose pages are in the prefix cache. Run on the engine thread between
-  // steps; the returned text says what was saved or restored.
-  Result<std::string> save_snapshot(const std::string& name, const std::vector<int32_t>& tokens,
-                                    const std::string& cache_salt);
-  Result<std::string> restore_snapshot(const std::string& name);
+  // KV snapshots in config().kv_dir, for prompts whose pages are in the prefix cache; the returned text says what was
+  // saved or restored. The calling thread does the file's work and waits; the engine copies pages between its steps.
+  SnapshotResult save_snapshot(const std::string& name, const std::vector<int32_t>& tokens,
+                               const std::string& cache_salt);
+  SnapshotResult restore_snapshot(const std::string& name);
 
-  // Everything one head looked at for a short prompt, outside the batch loop (tokens <= 2048): attention
-  // probabilities [tokens] of query position `position`. Runs between two steps.
-  Result<std::vector<float>> attention_row(const std::vector<int32_t>& tokens, int layer, int head, int64_t position);
+  // Everything one head looked at for a short prompt, outside the batch loop (tokens <= 2048): attention probabilities
+  // [position + 1] of query position `position`. Computed in small pieces beside the steps of others; the caller waits,
+  // until `stop` is requested if it likes.
+  Result<std::vector<float>> attention_row(const std::vector<int32_t>& tokens, int layer, int head, int64_t position,
+                                           std::stop_token stop = {});
 
  private:
   struct Impl;

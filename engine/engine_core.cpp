@@ -1,12 +1,13 @@
 #include "engine/engine_core.h"
 
 #include <algorithm>
+#include <new>
 #include <random>
+#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include "base/hash.h"
 #include "base/log.h"
 #include "engine/philox.h"
 
@@ -22,16 +23,16 @@ SchedulerLimits limits_of(const EngineConfig& config, const BamModel& model) {
           std::chrono::milliseconds(static_cast<int64_t>(1e3 * config.promote_after_s))};
 }
 
-uint64_t numerics_fingerprint(const BamModel& model) {
-  const ModelOptions& options = model.options();
-  uint64_t h = hash_bytes(std::as_bytes(std::span(model.group_reach())));
-  h = hash_bytes(std::as_bytes(std::span(&options.attention.epsilon, 1)), h);
-  h = hash_number(static_cast<uint64_t>(options.weight_dtype), h);
-  return hash_number(options.attention.certified, h);
-}
-
 // Room for an answer of this length is taken at once, not while it is written.
 constexpr int64_t kReservedTokens = 4096;
+
+constexpr size_t kReserveBytes = size_t{256} << 10;
+constexpr int kAttempts = 100;
+constexpr auto kAttemptPause = std::chrono::milliseconds(10);
+
+std::string reason_of(const std::exception& e) {
+  return dynamic_cast<const std::bad_alloc*>(&e) ? "the server is out of memory" : e.what();
+}
 
 uint64_t random_key() {
   std::random_device device;
@@ -40,8 +41,7 @@ uint64_t random_key() {
 
 }  // namespace
 
-EngineCore::EngineCore(BamModel& model, const KvPlan& plan, uint64_t tokenizer_fingerprint, EngineStats& stats,
-                       TimeSource& time, Observer& observer)
+EngineCore::EngineCore(BamModel& model, const KvPlan& plan, EngineStats& stats, TimeSource& time, Observer& observer)
     : model_(model),
       config_(plan.config),
       stats_(stats),
@@ -54,8 +54,6 @@ EngineCore::EngineCore(BamModel& model, const KvPlan& plan, uint64_t tokenizer_f
       runner_(model, plan),
       sampler_(static_cast<int32_t>(model.config().vocab_size), model.config().eos_token_ids,
                model.backend().threads()),
-      snapshots_(plan.config.kv_dir, {model.fingerprint(), tokenizer_fingerprint, numerics_fingerprint(model)}, kv_,
-                 model.backend(), runner_.kv()),
       seed_key_(random_key()) {
   if (!config_.device_sampling || !runner_.supports_drawing()) return;
   append_draw_ = [this](const Sequence& sequence, DrawBatch& batch) {
@@ -66,32 +64,84 @@ EngineCore::EngineCore(BamModel& model, const KvPlan& plan, uint64_t tokenizer_f
 }
 
 void EngineCore::add(Request request, std::shared_ptr<EventSink> sink, Clock::time_point submitted_at) {
+  try {
+    insert(request, sink, submitted_at);
+  } catch (const std::exception& e) {
+    reject(request, *sink, reason_of(e));
+  }
+}
+
+// Changes nothing if it throws.
+void EngineCore::insert(Request& request, const std::shared_ptr<EventSink>& sink, Clock::time_point submitted_at) {
   auto owned = std::make_unique<ActiveRequest>();
   ActiveRequest& r = *owned;
   r.request = std::move(request);
-  r.sink = std::move(sink);
-  r.submitted_at = submitted_at;
-  if (r.request.timeout) r.deadline = submitted_at + *r.request.timeout;
-  const uint64_t arrival = next_arrival_++;
-  const auto random =
-      philox4x32({static_cast<uint32_t>(arrival), static_cast<uint32_t>(arrival >> 32), 0, 1}, seed_key_);
-  r.seed = r.request.sampling.seed.value_or((uint64_t{random[0]} << 32) | random[1]);
-  r.choice_finished.assign(static_cast<size_t>(r.request.n), false);
-  r.num_unfinished = r.request.n;
+  try {
+    r.sink = sink;
+    r.submitted_at = submitted_at;
+    if (r.request.timeout) r.deadline = submitted_at + *r.request.timeout;
+    const uint64_t arrival = next_arrival_++;
+    const auto random =
+        philox4x32({static_cast<uint32_t>(arrival), static_cast<uint32_t>(arrival >> 32), 0, 1}, seed_key_);
+    r.seed = r.request.sampling.seed.value_or((uint64_t{random[0]} << 32) | random[1]);
+    r.choice_finished.assign(static_cast<size_t>(r.request.n), false);
+    r.num_unfinished = r.request.n;
 
-  Sequence& c = add_choice(r);
-  c.arrival = arrival;
-  c.priority = r.request.priority;
-  c.tokens = r.request.prompt;
-  c.num_prompt = static_cast<int64_t>(c.tokens.size());
-  c.max_len = std::min(c.num_prompt + r.request.sampling.max_tokens, config_.max_model_len);
-  c.tokens.reserve(static_cast<size_t>(std::min(c.max_len, c.num_prompt + kReservedTokens)));
-  c.blocks.salt = r.request.cache_salt;
-  if (r.request.sampling.num_prompt_logprobs >= 0 && c.num_prompt > 1) c.logits_from = 0;
-  ++num_queued_;
-  num_queued_tokens_ += c.num_prompt;
-  scheduler_.add(c);
-  requests_.emplace(r.request.id, std::move(owned));
+    Sequence& c = add_choice(r);
+    c.arrival = arrival;
+    c.priority = r.request.priority;
+    c.tokens = r.request.prompt;
+    c.num_prompt = static_cast<int64_t>(c.tokens.size());
+    c.max_len = std::min(c.num_prompt + r.request.sampling.max_tokens, config_.max_model_len);
+    c.tokens.reserve(static_cast<size_t>(std::min(c.max_len, c.num_prompt + kReservedTokens)));
+    c.blocks.salt = r.request.cache_salt;
+    if (r.request.sampling.num_prompt_logprobs >= 0 && c.num_prompt > 1) c.logits_from = 0;
+    const size_t sequences = num_sequences_ + static_cast<size_t>(r.request.n);
+    scheduler_.reserve(sequences);
+    if (touched_.capacity() <= requests_.size()) touched_.reserve(2 * requests_.size() + 8);
+    const auto place = requests_.try_emplace(r.request.id).first;
+    // No memory is needed from here on.
+    place->second = std::move(owned);
+    num_sequences_ = sequences;
+    ++num_queued_;
+    num_queued_tokens_ += c.num_prompt;
+    scheduler_.add(c);
+  } catch (...) {
+    request = std::move(r.request);
+    throw;
+  }
+}
+
+void EngineCore::reject(const Request& request, EventSink& sink, const std::string& why) {
+  log::error("request {}: {}", request.id, why);
+  observer_.on_done(request.id);
+  insist([&] {
+    std::vector<Event> events;
+    for (int32_t i = 0; i < request.n; ++i) {
+      FinishEvent event;
+      event.choice = i;
+      event.reason = FinishReason::kError;
+      event.prompt_tokens = static_cast<int64_t>(request.prompt.size());
+      event.message = "the request could not be started: " + why;
+      events.emplace_back(std::move(event));
+    }
+    sink.on_events(std::move(events));
+  });
+  stats_.finished[static_cast<size_t>(FinishReason::kError)].fetch_add(static_cast<uint64_t>(request.n),
+                                                                       std::memory_order_relaxed);
+}
+
+template <typename F>
+void EngineCore::insist(F work) {
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    try {
+      return work();
+    } catch (const std::bad_alloc&) {
+      reserve_.reset();
+      if (attempt > 0) std::this_thread::sleep_for(kAttemptPause);  // others may give some back
+    }
+  }
+  log::error("there is no memory left to say so to a client");
 }
 
 Sequence& EngineCore::add_choice(ActiveRequest& r) {
@@ -108,13 +158,16 @@ Sequence& EngineCore::add_choice(ActiveRequest& r) {
 void EngineCore::cancel(const std::string& id) {
   const auto it = requests_.find(id);
   if (it == requests_.end()) return;
-  finish_request(*it->second, FinishReason::kCancelled, "cancelled");
+  insist([&] { finish_request(*it->second, FinishReason::kCancelled, "cancelled"); });
   deliver();
 }
 
 void EngineCore::cancel_all() {
-  for (auto& [id, request] : requests_) finish_request(*request, FinishReason::kCancelled, "cancelled");
+  for (auto& [id, request] : requests_) {
+    insist([&] { finish_request(*request, FinishReason::kCancelled, "cancelled"); });
+  }
   deliver();
+  for (Probe& p : std::exchange(probes_, {})) p.done(Error("cancelled"));
 }
 
 void EngineCore::stop(const std::string& id, int32_t choice) {
@@ -122,7 +175,7 @@ void EngineCore::stop(const std::string& id, int32_t choice) {
   // Before the prompt is read there is no text that could have ended.
   if (it == requests_.end() || !it->second->prompt_done || choice < 0 || choice >= it->second->request.n) return;
   if (!it->second->choice_finished[static_cast<size_t>(choice)]) {
-    finish_choice(*it->second, choice, FinishReason::kStop, -1, "");
+    insist([&] { finish_choice(*it->second, choice, FinishReason::kStop, -1, ""); });
   }
   deliver();
 }
@@ -164,27 +217,69 @@ void EngineCore::expire(Clock::time_point now) {
     ActiveRequest& r = *request;
     const double waited_s = seconds(now - r.submitted_at);
     if (r.deadline && now >= *r.deadline) {
-      finish_request(r, FinishReason::kTimeout, fmt::format("the request was not done within its {:.1f} s", waited_s));
+      insist([&] {
+        finish_request(r, FinishReason::kTimeout,
+                       fmt::format("the request was not done within its {:.1f} s", waited_s));
+      });
     } else if (now >= queue_deadline(r)) {
-      finish_request(r, FinishReason::kTimeout, fmt::format("the request waited {:.1f} s in the queue", waited_s));
+      insist([&] {
+        finish_request(r, FinishReason::kTimeout, fmt::format("the request waited {:.1f} s in the queue", waited_s));
+      });
     }
   }
   deliver();
 }
 
 void EngineCore::step() {
-  const auto start = time_.now();
-  const SchedulePlan& plan = scheduler_.schedule(start);
-  note_admitted(plan, start);
-  runner_.copy_pages(kv_.pending_copies());
-  if (plan.empty()) return;  // all that is left to run was preempted just now
+  if (!reserve_) reserve_.reset(new (std::nothrow) std::byte[kReserveBytes]);
+  const bool scheduled = scheduler_.has_work();
+  if (scheduled) step_sequences();
+  advance_probes(!scheduled);
+}
+
+const SchedulePlan* EngineCore::make_plan(Clock::time_point now) {
+  std::string error;
   try {
+    scheduler_.schedule(now);
+  } catch (const std::exception& e) {
+    error = reason_of(e);
+  }
+  note_admitted(scheduler_.plan(), now);
+  if (error.empty()) return &scheduler_.plan();
+  shed_youngest(error);
+  return nullptr;
+}
+
+void EngineCore::shed_youngest(const std::string& why) {
+  ActiveRequest* youngest = nullptr;
+  for (const auto& [id, r] : requests_) {
+    if (!youngest || r->choices.front()->arrival > youngest->choices.front()->arrival) youngest = r.get();
+  }
+  if (!youngest) return;
+  log::error("request {} is given up: {}", youngest->request.id, why);
+  insist([&] { finish_request(*youngest, FinishReason::kError, why); });
+  deliver();
+}
+
+void EngineCore::step_sequences() {
+  const auto start = time_.now();
+  const SchedulePlan* made = make_plan(start);
+  if (!made) return;
+  const SchedulePlan& plan = *made;
+  try {
+    runner_.copy_pages(kv_.pending_copies());
+    if (plan.empty()) return;  // all that is left to run was preempted just now
     runner_.run(plan, append_draw_);
     sample_next(plan);
+    compute_done(plan, start);
   } catch (const std::exception& e) {
-    fail_step(plan, e.what());
-    return;
+    fail_step(plan, reason_of(e));
   }
+  deliver();
+}
+
+// Everything that follows from what a step computed, but for the delivery of its events.
+void EngineCore::compute_done(const SchedulePlan& plan, Clock::time_point start) {
   const auto computed = time_.now();
   for (size_t i = 0; i < plan.rows.size(); ++i) advance(i, plan.rows[i], computed);
   const double step_ms = milliseconds(time_.now() - start);
@@ -199,7 +294,6 @@ void EngineCore::step() {
   stats_.steps.fetch_add(1, std::memory_order_relaxed);
   stats_.step_s.observe(1e-3 * step_ms);
   stats_.pages_evicted.store(kv_.num_evicted(), std::memory_order_relaxed);
-  deliver();
 }
 
 void EngineCore::note_admitted(const SchedulePlan& plan, Clock::time_point now) {
@@ -254,7 +348,7 @@ void EngineCore::advance(size_t entry, const ScheduledRows& rows, Clock::time_po
   std::optional<Sample>& sample = samples_[entry];
   const bool caught_up = c.num_uncomputed() == 0;
   if (sample) {
-    if (const char* error = sample_error(*sample)) return fail_request(r, error);
+    if (const auto error = sample_error(*sample, c); !error.empty()) return fail_request(r, std::string(error));
   }
   const int64_t freed = kv_.commit(c.blocks, c.tokens, c.num_computed);
   stats_.reach_freed_bytes.fetch_add(static_cast<uint64_t>(freed) * page_bytes_, std::memory_order_relaxed);
@@ -272,18 +366,21 @@ void EngineCore::advance(size_t entry, const ScheduledRows& rows, Clock::time_po
   take_token(c, std::move(*sample), now);
   for (size_t i = 1; first && i < r.choices.size(); ++i) {
     Sample other = sampler_.one().sample(runner_.logits(entry, c.num_computed - 1), *r.choices[i]->sampler);
-    if (const char* error = sample_error(other)) return fail_request(r, error);
+    if (const auto error = sample_error(other, *r.choices[i]); !error.empty()) {
+      return fail_request(r, std::string(error));
+    }
     take_token(*r.choices[i], std::move(other), now);
   }
 }
 
-const char* EngineCore::sample_error(const Sample& sample) {
+std::string_view EngineCore::sample_error(const Sample& sample, const Sequence& sequence) {
   switch (sample.status) {
-    case SampleStatus::kOk: return nullptr;
+    case SampleStatus::kOk: return {};
     case SampleStatus::kBadLogits: return "the model produced NaN logits";
-    case SampleStatus::kNoToken: return "the constraint allows no token";
+    case SampleStatus::kNoToken: break;
   }
-  return nullptr;
+  const std::string_view failure = sequence.sampler->constraint_failure();
+  return failure.empty() ? "the constraint allows no token" : failure;
 }
 
 bool EngineCore::send_prompt_logprobs(size_t entry, Sequence& c) {
@@ -365,6 +462,7 @@ bool EngineCore::is_eos(int32_t token) const {
 void EngineCore::finish_choice(ActiveRequest& r, int32_t index, FinishReason reason, int32_t stop_token,
                                std::string message) {
   const auto now = time_.now();
+  r.events.reserve(r.events.size() + static_cast<size_t>(r.num_unfinished));  // the rest needs no memory
   FinishEvent event;
   event.choice = index;
   event.reason = reason;
@@ -403,17 +501,17 @@ void EngineCore::finish_request(ActiveRequest& r, FinishReason reason, const std
 void EngineCore::fail_request(ActiveRequest& r, const std::string& message) {
   log::warn("request {}: {}", r.request.id, message);
   const int64_t own_blocks_from = r.cached_tokens / kv_.geometry().page_size();
-  for (const auto& c : r.choices) kv_.quarantine(c->blocks, c->tokens, own_blocks_from);
-  finish_request(r, FinishReason::kError, message);
+  for (const auto& c : r.choices) insist([&] { kv_.quarantine(c->blocks, c->tokens, own_blocks_from); });
+  insist([&] { finish_request(r, FinishReason::kError, message); });
 }
 
+// Nothing of the step is published yet or all of it is right: what these requests have in the cache may stay.
 void EngineCore::fail_step(const SchedulePlan& plan, const std::string& what) {
   log::error("a step failed: {}", what);
   for (const ScheduledRows& rows : plan.rows) {
     ActiveRequest& r = *rows.sequence->request;
-    if (!r.done()) fail_request(r, "the step failed: " + what);
+    insist([&] { finish_request(r, FinishReason::kError, "the step failed: " + what); });
   }
-  deliver();
 }
 
 void EngineCore::touch(ActiveRequest& r) {
@@ -422,34 +520,61 @@ void EngineCore::touch(ActiveRequest& r) {
   touched_.push_back(&r);
 }
 
+// False: nobody is listening, or whoever does has no memory to do so.
+bool EngineCore::hand_over(ActiveRequest& r) {
+  try {
+    return r.sink->on_events(std::move(r.events));
+  } catch (const std::exception& e) {
+    log::error("request {}: its events could not be delivered: {}", r.request.id, e.what());
+    return false;
+  }
+}
+
 void EngineCore::deliver() {
   if (!touched_.empty()) observer_.before_events(*this);
   for (size_t i = 0; i < touched_.size(); ++i) {
     ActiveRequest& r = *touched_[i];
     if (r.done()) observer_.on_done(r.request.id);
-    const bool listening = r.events.empty() || r.sink->on_events(std::move(r.events));
+    const bool listening = r.events.empty() || hand_over(r);
     r.events.clear();  // a sink that took nothing leaves its room for the next step
     if (!listening && !r.done()) {
-      finish_request(r, FinishReason::kCancelled, "nobody is listening");
+      insist([&] { finish_request(r, FinishReason::kCancelled, "nobody is listening"); });
       r.events.clear();
       observer_.on_done(r.request.id);
     }
     r.touched = false;
-    if (r.done()) requests_.erase(std::string(r.request.id));
+    if (!r.done()) continue;
+    num_sequences_ -= static_cast<size_t>(r.request.n);
+    requests_.erase(requests_.find(r.request.id));
   }
   touched_.clear();
 }
 
-Result<std::string> EngineCore::save_snapshot(const std::string& name, const std::vector<int32_t>& tokens,
-                                              const std::string& salt) {
-  return snapshots_.save(name, tokens, salt);
+void EngineCore::add_probe(std::unique_ptr<AttentionProbe> probe, std::stop_token stop, ProbeDone done) {
+  probes_.push_back({std::move(probe), std::move(stop), std::move(done)});
 }
 
-Result<std::string> EngineCore::restore_snapshot(const std::string& name) { return snapshots_.restore(name); }
-
-std::vector<float> EngineCore::attention_row(const std::vector<int32_t>& tokens, int layer, int head,
-                                             int64_t position) {
-  return model_.attention_probabilities(tokens, layer, head, position);
+void EngineCore::advance_probes(bool alone) {
+  std::erase_if(probes_, [](Probe& p) {
+    if (p.stop.stop_requested()) p.done(Error("cancelled"));
+    return p.stop.stop_requested();
+  });
+  if (probes_.empty()) return;
+  Probe& p = probes_.front();
+  Result<std::vector<float>> result = Error("");
+  try {
+    const double budget_ms = alone ? prefill_budget_ms(scheduler_.limits(), cost_, {}) : config_.step_target_ms / 4;
+    int64_t rows = std::max<int64_t>(1, cost_.rows_within(p.probe->num_computed(), budget_ms));
+    if (!alone) rows = std::min(rows, Scheduler::kQuantumRows);
+    p.probe->advance(rows);
+    if (!p.probe->done()) return;
+    result = p.probe->result();
+  } catch (const std::exception& e) {
+    result = Error("{}", e.what());
+  }
+  const ProbeDone done = std::move(p.done);
+  probes_.pop_front();
+  done(std::move(result));
 }
 
 }  // namespace bam

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -16,8 +18,8 @@
 #include "engine/model_runner.h"
 #include "engine/queue_forecast.h"
 #include "engine/scheduler.h"
-#include "engine/snapshot.h"
 #include "engine/stats.h"
+#include "models/attention_probe.h"
 
 namespace bam {
 
@@ -45,10 +47,9 @@ class EngineCore {
   };
 
   // model, stats, time and observer outlive the core.
-  EngineCore(BamModel& model, const KvPlan& plan, uint64_t tokenizer_fingerprint, EngineStats& stats, TimeSource& time,
-             Observer& observer);
+  EngineCore(BamModel& model, const KvPlan& plan, EngineStats& stats, TimeSource& time, Observer& observer);
 
-  // The request has passed all admission checks and its id is new.
+  // The request has passed all admission checks and its id is new. If there is no memory for it, its sink hears so.
   void add(Request request, std::shared_ptr<EventSink> sink, Clock::time_point submitted_at);
   void cancel(const std::string& id);
   void cancel_all();
@@ -60,7 +61,8 @@ class EngineCore {
   // One step of all sequences, including delivery of its events.
   void step();
 
-  bool has_work() const { return scheduler_.has_work(); }  // a step would get somewhere
+  // A step would get somewhere.
+  bool has_work() const { return scheduler_.has_work() || !probes_.empty(); }
   // When expire() has something to do next; max(): never.
   Clock::time_point next_deadline() const;
   int64_t num_queued() const { return num_queued_; }  // requests never scheduled
@@ -69,15 +71,26 @@ class EngineCore {
   LoadSummary load(Clock::time_point now) const;
   double expected_step_ms() const { return step_ms_; }
 
-  Result<std::string> save_snapshot(const std::string& name, const std::vector<int32_t>& tokens,
-                                    const std::string& salt);
-  Result<std::string> restore_snapshot(const std::string& name);
-  std::vector<float> attention_row(const std::vector<int32_t>& tokens, int layer, int head, int64_t position);
+  // Computed in pieces beside the steps; `done` is told on the engine thread.
+  using ProbeDone = std::function<void(Result<std::vector<float>>)>;
+  void add_probe(std::unique_ptr<AttentionProbe> probe, std::stop_token stop, ProbeDone done);
 
   std::string check_integrity() const { return kv_.check_integrity(); }
   const KvCache& kv() const { return kv_; }
+  KvCache& kv() { return kv_; }
+  const KvCacheView& kv_view() const { return runner_.kv(); }
 
  private:
+  void step_sequences();
+  void insert(Request& request, const std::shared_ptr<EventSink>& sink, Clock::time_point submitted_at);
+  void reject(const Request& request, EventSink& sink, const std::string& why);
+  // The next plan, or null if there was no memory to make one: then the youngest request has been ended.
+  const SchedulePlan* make_plan(Clock::time_point now);
+  void shed_youngest(const std::string& why);
+  // For what must be done even without memory: gives up the reserve and tries again. `work` changes nothing if it
+  // throws.
+  template <typename F>
+  void insist(F work);
   Sequence& add_choice(ActiveRequest& request);
   void touch(ActiveRequest& request);
   void note_admitted(const SchedulePlan& plan, Clock::time_point now);
@@ -88,8 +101,8 @@ class EngineCore {
   void send_progress(Sequence& choice, Clock::time_point now);
   // The other choices of a request start from the pages and the logits that the first one has.
   void fork_choices(Sequence& first);
-  // Why a sample cannot be used, or null.
-  static const char* sample_error(const Sample& sample);
+  // Why a sample of this sequence cannot be used; empty: it can.
+  static std::string_view sample_error(const Sample& sample, const Sequence& sequence);
   void take_token(Sequence& choice, Sample sample, Clock::time_point now);
 
   void finish_choice(ActiveRequest& request, int32_t choice, FinishReason reason, int32_t stop_token,
@@ -98,6 +111,10 @@ class EngineCore {
   // Ends a request whose numbers went wrong: nothing it computed stays in the cache.
   void fail_request(ActiveRequest& request, const std::string& message);
   void deliver();
+  bool hand_over(ActiveRequest& request);
+  void compute_done(const SchedulePlan& plan, Clock::time_point start);
+  // A piece of the oldest probe: a quarter of a step, or as much as a step of prompts alone if nothing else runs.
+  void advance_probes(bool alone);
   void fail_step(const SchedulePlan& plan, const std::string& what);
 
   Clock::time_point queue_deadline(const ActiveRequest& request) const;
@@ -122,10 +139,17 @@ class EngineCore {
   ModelRunner::AppendDraw append_draw_;  // empty: the host samples
   std::vector<BatchSampler::Row> host_rows_;
   std::vector<std::optional<Sample>> samples_;  // [plan entries] nothing: more rows to compute, or no room for a token
-  SnapshotStore snapshots_;
+  struct Probe {
+    std::unique_ptr<AttentionProbe> probe;
+    std::stop_token stop;
+    ProbeDone done;
+  };
+  std::deque<Probe> probes_;
   std::unordered_map<std::string, std::unique_ptr<ActiveRequest>> requests_;
   std::vector<ActiveRequest*> touched_;  // have events to deliver or are done
   int64_t num_queued_ = 0, num_queued_tokens_ = 0;
+  size_t num_sequences_ = 0;              // choices of all requests, forked or not
+  std::unique_ptr<std::byte[]> reserve_;  // memory with which to end requests when there is no other
   uint64_t next_arrival_ = 1;
   uint64_t seed_key_;          // of requests without a seed
   double step_ms_ = 0;         // smoothed

@@ -149,6 +149,7 @@ int64_t KvCache::pages_to_grow(const BlockTable& table, int64_t num_computed, in
 
 void KvCache::split_tail(BlockTable& table, int64_t num_computed) {
   const int64_t tail = num_computed / geometry_.page_size();
+  copies_.reserve(copies_.size() + static_cast<size_t>(geometry_.num_groups()));
   for (int g = 0; g < geometry_.num_groups(); ++g) {
     int32_t& entry = table.entries[slot(table, g, tail)];
     if (pool_.ref_count(entry) == 1) continue;
@@ -162,12 +163,12 @@ void KvCache::split_tail(BlockTable& table, int64_t num_computed) {
 bool KvCache::grow(BlockTable& table, int64_t num_computed, int64_t num_tokens) {
   const int64_t pages = pages_to_grow(table, num_computed, num_tokens);
   if (pages > pool_.num_available()) return false;
+  const int64_t blocks = geometry_.blocks_for(num_tokens);
+  reserve_blocks(table, blocks);
   if (table.tail_shared) {
     if (shared_tail_pages(table, num_computed) > 0) split_tail(table, num_computed);
     table.tail_shared = false;
   }
-  const int64_t blocks = geometry_.blocks_for(num_tokens);
-  reserve_blocks(table, blocks);
   for (; table.num_blocks < blocks; ++table.num_blocks) {
     for (int g = 0; g < geometry_.num_groups(); ++g) {
       table.entries[slot(table, g, table.num_blocks)] = allocate_page();
@@ -228,7 +229,8 @@ int64_t KvCache::release_out_of_reach(BlockTable& table, int64_t num_computed) {
 void KvCache::fork(BlockTable& from, BlockTable& to) {
   BAM_CHECK(to.num_blocks == 0);
   from.tail_shared = true;
-  to = from;
+  BlockTable copy = from;
+  to = std::move(copy);  // all of it or nothing
   for (int g = 0; g < geometry_.num_groups(); ++g) {
     for (int64_t b = to.first_live[static_cast<size_t>(g)]; b < to.num_blocks; ++b) {
       pool_.add_ref(to.entries[slot(to, g, b)]);
@@ -271,7 +273,7 @@ std::vector<int32_t> KvCache::cached_chain(const std::string& salt, std::span<co
 std::optional<std::vector<int32_t>> KvCache::allocate_pages(int64_t count) {
   if (count > pool_.num_available()) return std::nullopt;
   std::vector<int32_t> pages(static_cast<size_t>(count));
-  for (int32_t& page : pages) page = allocate_page();
+  for (int32_t& page : pages) page = allocate_page();  // never throws
   return pages;
 }
 
@@ -279,31 +281,36 @@ void KvCache::release_pages(std::span<const int32_t> pages) {
   for (const int32_t page : pages) pool_.release(page);
 }
 
-void KvCache::adopt(const std::string& salt, std::span<const int32_t> tokens, std::span<const int32_t> pages) {
+std::vector<int32_t> KvCache::insert_chain(const std::string& salt, std::span<const int32_t> tokens) {
   BAM_CHECK(prefix_enabled_);
-  const int64_t groups = geometry_.num_groups();
-  const int64_t blocks = static_cast<int64_t>(pages.size()) / groups;
+  std::vector<int32_t> chain;
+  chain.reserve(tokens.size() / static_cast<size_t>(geometry_.page_size()));
   Hash128 hash = prefix_.root_hash(salt);
-  int32_t node = prefix_.insert_root(salt);
-  std::vector<int32_t> pinned;
+  const int32_t root = prefix_.insert_root(salt);
+  if (root == PrefixCache::kNone) return chain;
+  prefix_.pin(root);
+  int32_t node = root;
+  const int64_t blocks = static_cast<int64_t>(tokens.size()) / geometry_.page_size();
   for (int64_t b = 0; b < blocks && node != PrefixCache::kNone; ++b) {
-    prefix_.pin(node);
-    pinned.push_back(node);
     hash = hash_chain(hash, block_tokens(tokens, b));
     node = prefix_.insert(node, hash, block_tokens(tokens, b));
-    for (int g = 0; g < groups && node != PrefixCache::kNone; ++g) {
-      const int32_t page = pages[static_cast<size_t>(b * groups + g)];
-      if (page != kNoPage && prefix_.page(node, g) == kNoPage) prefix_.set_page(node, g, page);
-    }
+    if (node != PrefixCache::kNone) chain.push_back(node);
   }
-  if (node != PrefixCache::kNone) {
-    prefix_.pin(node);
-    pinned.push_back(node);
-  }
-  for (size_t i = pages.size(); i-- > 0;) {
-    if (pages[i] != kNoPage) pool_.release(pages[i]);
-  }
-  for (const int32_t id : pinned) prefix_.unpin(id);
+  prefix_.unpin(root);  // a child keeps it, if there is one
+  return chain;
+}
+
+void KvCache::pin_chain(std::span<const int32_t> chain) {
+  if (!chain.empty()) prefix_.pin(chain.back());  // and with it all before: they have a child
+}
+
+void KvCache::unpin_chain(std::span<const int32_t> chain) {
+  if (!chain.empty()) prefix_.unpin(chain.back());
+}
+
+void KvCache::adopt_page(int32_t node, int group, int32_t page) {
+  if (prefix_.page(node, group) == kNoPage) prefix_.set_page(node, group, page);
+  pool_.release(page);
 }
 
 std::string KvCache::check_integrity() const {

@@ -78,14 +78,19 @@ class KvCache {
   // Removes every cached block of this sequence's known tokens from from_block on, then releases the table.
   void quarantine(BlockTable& table, std::span<const int32_t> tokens, int64_t from_block);
 
-  // For snapshots: nodes of the blocks of `tokens` that can be continued from; see PrefixCache.
+  // For saving: nodes of the blocks of `tokens` that can be continued from; see PrefixCache.
   std::vector<int32_t> cached_chain(const std::string& salt, std::span<const int32_t> tokens);
   const PrefixCache& prefix() const { return prefix_; }
-  // For restoring: pages with one reference, or nullopt when that many are not available.
+  // For restoring: the nodes of all whole blocks of `tokens`, created where they are missing; fewer if a hash collides.
+  std::vector<int32_t> insert_chain(const std::string& salt, std::span<const int32_t> tokens);
+  // Between the two, the nodes of a chain stay; its pages may still be evicted.
+  void pin_chain(std::span<const int32_t> chain);
+  void unpin_chain(std::span<const int32_t> chain);
+  // Pages with one reference, or nullopt when that many are not available.
   std::optional<std::vector<int32_t>> allocate_pages(int64_t count);
   void release_pages(std::span<const int32_t> pages);
-  // Publishes pages [blocks][groups] (kNoPage: absent) of whole blocks of tokens and drops the caller's references.
-  void adopt(const std::string& salt, std::span<const int32_t> tokens, std::span<const int32_t> pages);
+  // Publishes a page as that of a block and drops the caller's reference; if there is one already, that one stays.
+  void adopt_page(int32_t node, int group, int32_t page);
 
   bool prefix_enabled() const { return prefix_enabled_; }
   uint64_t num_evicted() const { return num_evicted_; }

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "base/check.h"
+#include "kernels/backend.h"
 #include "kernels/paged_kv.h"
 
 namespace bam {
@@ -37,12 +38,12 @@ int64_t KvGeometry::pages_for(int64_t tokens) const {
 }
 
 int64_t KvGeometry::max_tokens(int64_t pages) const {
-  int64_t fits = 0, too_many = blocks_for(kMaxModelLen) + 1;
+  int64_t fits = 0, too_many = blocks_for(kMaxPositions) + 1;
   while (too_many - fits > 1) {
     const int64_t middle = fits + (too_many - fits) / 2;
     (pages_for(middle * page_size_) <= pages ? fits : too_many) = middle;
   }
-  return std::min(fits * page_size_, kMaxModelLen);
+  return std::min(fits * page_size_, kMaxPositions);
 }
 
 }  // namespace bam

@@ -8,9 +8,6 @@
 
 namespace bam {
 
-// No context is planned longer than this, whatever fits.
-inline constexpr int64_t kMaxModelLen = 4'194'304;
-
 class KvGeometry {
  public:
   // reach[g]: a query never needs keys of group g further back than this; -1: it may need all of them.
@@ -27,7 +24,7 @@ class KvGeometry {
   int64_t first_needed_block(int group, int64_t position) const;
   // Most pages one sequence of `tokens` tokens holds at any time, with pages freed as the reach passes them.
   int64_t pages_for(int64_t tokens) const;
-  // The longest sequence that `pages` pages can hold alone, at most kMaxModelLen.
+  // The longest sequence that `pages` pages can hold alone, at most kMaxPositions.
   int64_t max_tokens(int64_t pages) const;
 
  private:

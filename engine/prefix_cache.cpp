@@ -61,21 +61,23 @@ int32_t PrefixCache::insert(int32_t parent, const Hash128& hash, std::span<const
 
 int32_t PrefixCache::create(int32_t parent, const Hash128& hash, std::span<const int32_t> content) {
   if (index_.contains(hash)) return kNone;  // a collision: the first one stays
-  int32_t id;
-  if (!free_nodes_.empty()) {
-    id = free_nodes_.back();
-    free_nodes_.pop_back();
-  } else {
-    id = static_cast<int32_t>(nodes_.size());
+  // All that may run out of memory comes first; collect() never allocates.
+  std::vector<int32_t> own(content.begin(), content.end());
+  if (free_nodes_.empty()) {
+    const size_t count = nodes_.size() + 1;
+    if (free_nodes_.capacity() < count) free_nodes_.reserve(2 * count);
+    pages_.resize(count * num_groups_, kNoPage);
     nodes_.emplace_back();
-    pages_.resize(pages_.size() + num_groups_, kNoPage);
+    free_nodes_.push_back(static_cast<int32_t>(count - 1));
   }
+  const int32_t id = free_nodes_.back();
+  index_.emplace(hash, id);
+  free_nodes_.pop_back();
   Node& node = nodes_[static_cast<size_t>(id)];
   node.hash = hash;
   node.parent = parent;
   node.live = true;
-  node.content.assign(content.begin(), content.end());
-  index_.emplace(hash, id);
+  node.content = std::move(own);
   if (parent != kNone) pin(parent);
   return id;
 }

@@ -35,6 +35,8 @@ class SamplerState {
   int64_t num_generated() const { return num_generated_; }
   // Nothing but the end may follow.
   bool constraint_finished() const { return constraint_ && constraint_->finished(); }
+  // Why the constraint gave up; empty: it did not.
+  std::string_view constraint_failure() const { return constraint_ ? constraint_->failure() : std::string_view(); }
 
  private:
   friend class Sampler;

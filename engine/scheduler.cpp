@@ -31,9 +31,17 @@ Scheduler::Scheduler(SchedulerLimits limits, KvCache& kv, const CostModel& cost)
             limits.max_logit_rows >= limits.max_num_seqs);
 }
 
+void Scheduler::reserve(size_t sequences) {
+  const auto grow = [sequences](auto& list) {
+    if (list.capacity() < sequences) list.reserve(2 * sequences);
+  };
+  for (auto* queue : {&running_, &waiting_, &paused_, &prefills_, &plan_.admitted, &plan_.preempted}) grow(*queue);
+  grow(plan_.rows);
+}
+
 void Scheduler::add(Sequence& sequence) {
-  sequence.queue = Sequence::Queue::kWaiting;
   insert_sorted(waiting_, &sequence);
+  sequence.queue = Sequence::Queue::kWaiting;
 }
 
 void Scheduler::add_running(Sequence& sequence) {

@@ -66,6 +66,8 @@ class Scheduler {
   // kv and cost outlive the scheduler.
   Scheduler(SchedulerLimits limits, KvCache& kv, const CostModel& cost);
 
+  // Room for so many sequences in all: without it, running out of memory inside a plan could lose one.
+  void reserve(size_t sequences);
   void add(Sequence& sequence);  // to the waiting queue
   // A fork that already shares its parent's pages: runs on if a slot is free, else gives them back and waits.
   void add_running(Sequence& sequence);
@@ -78,6 +80,8 @@ class Scheduler {
 
   // The next step. Admits, preempts and grows block tables; the caller runs the rows and then advances num_computed.
   const SchedulePlan& schedule(Clock::time_point now);
+  // The last one; what there is of it, if schedule() ran out of memory.
+  const SchedulePlan& plan() const { return plan_; }
 
   std::span<Sequence* const> running() const { return running_; }  // in serving order
   std::span<Sequence* const> waiting() const { return waiting_; }

@@ -1,50 +1,59 @@
-// KV pages of a prefix on disk, so that a long document is read once and survives a restart.
+// KV pages of a prefix on disk, so that a long document is read once and survives a restart; see kv_file.h.
 //
-//   <kv_dir>/<name>.bamkv, little-endian:
-//     header    fixed size: magic, version, identity of model and layout, counts, checksums of header and index
-//     index     salt bytes, tokens [num_tokens] int32, one presence bit per (block, group)
-//     pages     present ones, block by block: 64-bit checksum, then the raw page
-//
-// Written to a temporary file, flushed and renamed: a reader sees the whole snapshot or none. Anything that differs
-// from the running engine, is truncated or altered is refused with a message that says what.
+// Files are read and written by the thread that asks. The engine thread only copies pages, a bounded piece between two
+// steps, and holds none of them meanwhile: a disk that hangs holds up its caller and nobody else.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "base/error.h"
 #include "engine/kv_cache.h"
+#include "engine/kv_file.h"
 #include "kernels/backend.h"
 
 namespace bam {
 
-// Everything that must be equal for stored pages to mean the same.
-struct SnapshotIdentity {
-  uint64_t model = 0;
-  uint64_t tokenizer = 0;
-  uint64_t numerics = 0;  // weight dtype, attention options, reach of every group
-};
-
 class SnapshotStore {
  public:
-  // directory may be empty: then every call is refused. The others outlive the store.
-  SnapshotStore(std::filesystem::path directory, SnapshotIdentity identity, KvCache& kv, Backend& backend,
-                const KvCacheView& view);
+  // Runs a function on the engine thread between two steps. Throws what it throws, and SnapshotError when the engine
+  // has stopped.
+  using BetweenSteps = std::function<void(const std::function<void()>&)>;
+  static constexpr size_t kPieceBytes = size_t{4} << 20;
 
-  // The longest prefix of `tokens` whose pages are cached.
-  Result<std::string> save(const std::string& name, const std::vector<int32_t>& tokens, const std::string& salt);
-  Result<std::string> restore(const std::string& name);
+  // directory may be empty: then every call is refused. Removes what dead processes left there; throws UsageError when
+  // it is no folder. The others outlive the store.
+  SnapshotStore(std::filesystem::path directory, SnapshotIdentity identity, KvCache& kv, Backend& backend,
+                const KvCacheView& view, BetweenSteps between_steps, size_t piece_bytes = kPieceBytes);
+
+  // The longest prefix of `tokens` whose pages are cached. Any thread but the engine's; one call at a time works, others
+  // wait a while for it and then give up.
+  SnapshotResult save(const std::string& name, const std::vector<int32_t>& tokens, const std::string& salt);
+  // Likewise. The file has been checked as a whole before the cache is touched.
+  SnapshotResult restore(const std::string& name);
 
  private:
-  Result<std::filesystem::path> path_of(const std::string& name) const;
+  class Chain;
+  std::filesystem::path path_of(const std::string& name) const;
+  template <typename F>
+  SnapshotResult guarded(F work);
+  std::string save_now(const std::string& name, const std::vector<int32_t>& tokens, const std::string& salt);
+  std::string restore_now(const std::string& name);
+  KvFileFormat format() const { return {identity_, kv_.geometry(), view_.layout}; }
+  size_t pages_per_piece() const;
 
-  std::filesystem::path directory_;
-  SnapshotIdentity identity_;
-  KvCache& kv_;
+  const std::filesystem::path directory_;
+  const SnapshotIdentity identity_;
+  KvCache& kv_;  // pages and nodes: between steps only
   Backend& backend_;
   const KvCacheView& view_;
+  const BetweenSteps between_steps_;
+  const size_t piece_bytes_;
+  std::timed_mutex in_use_;
 };
 
 }  // namespace bam

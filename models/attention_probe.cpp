@@ -1,4 +1,5 @@
-// A look at one head's attention over a short prompt, apart from the serving path.
+#include "models/attention_probe.h"
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -45,53 +46,65 @@ std::vector<float> probabilities(const AttentionSpec& spec, int head, int64_t po
 
 }  // namespace
 
-std::vector<float> BamModel::attention_probabilities(std::span<const int32_t> tokens, int layer_index, int head,
-                                                     int64_t position) {
-  BAM_CHECK(layer_index >= 0 && layer_index < config_.num_layers && head >= 0 && head < config_.num_heads);
+AttentionProbe::AttentionProbe(BamModel& model, std::span<const int32_t> tokens, int layer, int head, int64_t position)
+    : model_(model), layer_(layer), head_(head) {
+  const ModelConfig& config = model.config();
+  BAM_CHECK(layer >= 0 && layer < config.num_layers && head >= 0 && head < config.num_heads);
   BAM_CHECK(position >= 0 && position < static_cast<int64_t>(tokens.size()));
-  tokens = tokens.first(static_cast<size_t>(position + 1));
-  const auto count = static_cast<int64_t>(tokens.size());
-  const int64_t pages = (count + kTileKeys - 1) / kTileKeys;
-  KvCacheView kv;
-  kv.layout = make_kv_layout(DType::kF32, static_cast<int>(config_.head_dim), kTileKeys);
-  kv.num_pages = pages * num_groups();
-  const auto memory = backend_.allocate(static_cast<size_t>(kv.num_pages) * kv.layout.page_bytes());
-  kv.base = static_cast<std::byte*>(memory->data());
-  std::vector<int32_t> table(static_cast<size_t>(kv.num_pages));
-  std::iota(table.begin(), table.end(), 0);
-  reserve_positions(count);
+  tokens_.assign(tokens.begin(), tokens.begin() + position + 1);
+  const int64_t pages = (position + kTileKeys) / kTileKeys;
+  kv_.layout = make_kv_layout(DType::kF32, static_cast<int>(config.head_dim), kTileKeys);
+  kv_.num_pages = pages * model.num_groups();
+  memory_ = model.backend().allocate(static_cast<size_t>(kv_.num_pages) * kv_.layout.page_bytes());
+  kv_.base = static_cast<std::byte*>(memory_->data());
+  table_.resize(static_cast<size_t>(kv_.num_pages));
+  std::iota(table_.begin(), table_.end(), 0);
+  keys_.resize(tokens_.size() * static_cast<size_t>(config.head_dim));
+}
 
-  const int64_t kv_head = head / (config_.num_heads / config_.num_kv_heads);
-  const int64_t width = config_.q_size() + 2 * config_.kv_size();
-  const int64_t dim = config_.head_dim;
-  std::vector<float> qkv, q, keys(static_cast<size_t>(count * dim));
-  const std::vector<AttentionCounters> counters_before = counters_;
-  for (int64_t begin = 0; begin < count; begin += options_.max_rows) {
-    const int64_t rows = std::min(options_.max_rows, count - begin);
-    const SequenceRows sequence{table.data(), pages, 0, rows, begin};
-    const ForwardInput input{tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(rows)), {&sequence, 1}, {}};
-    backend_.embed(embedding_, input.tokens, scratch_->residual());
-    if (config_.position_encoding == PositionEncoding::kSinusoidal) {
-      backend_.add_sinusoidal(input.sequences, config_.sinusoidal_theta, config_.hidden_size, scratch_->residual());
-    }
-    for (int i = 0; i < layer_index; ++i) run_layer(*layers_[static_cast<size_t>(i)], input, kv, rows);
-    Layer& layer = *layers_[static_cast<size_t>(layer_index)];
-    project_qkv(layer, rows);
-    backend_.write_kv(*layer.attention, kv, input.sequences, scratch_->wide->data());  // rotates, too
-    qkv.resize(static_cast<size_t>(rows * width));
-    backend_.read_operands(scratch_->wide->data(), qkv);
-    for (int64_t r = 0; r < rows; ++r) {
-      const float* key = qkv.data() + r * width + config_.q_size() + kv_head * dim;
-      std::copy_n(key, dim, keys.begin() + (begin + r) * dim);
-    }
-    if (position < begin + rows) {
-      const float* row = qkv.data() + (position - begin) * width + head * dim;
-      q.assign(row, row + dim);
-    }
+AttentionProbe::~AttentionProbe() = default;
+
+void AttentionProbe::advance(int64_t rows) {
+  const ModelConfig& config = model_.config_;
+  Backend& backend = model_.backend_;
+  const int64_t begin = num_computed_, count = static_cast<int64_t>(tokens_.size());
+  rows = std::min({rows, model_.options_.max_rows, count - begin});
+  if (rows <= 0) return;
+  model_.reserve_positions(count);
+  const SequenceRows sequence{table_.data(), kv_.num_pages / model_.num_groups(), 0, rows, begin};
+  const auto tokens = std::span(tokens_).subspan(static_cast<size_t>(begin), static_cast<size_t>(rows));
+  const ForwardInput input{tokens, {&sequence, 1}, {}};
+  const std::vector<AttentionCounters> counters_before = model_.counters_;
+  backend.embed(model_.embedding_, input.tokens, model_.scratch_->residual());
+  if (config.position_encoding == PositionEncoding::kSinusoidal) {
+    backend.add_sinusoidal(input.sequences, config.sinusoidal_theta, config.hidden_size, model_.scratch_->residual());
   }
-  counters_ = counters_before;  // the serving statistics are about served requests
-  return probabilities(attention_spec(config_, weights_.layers[static_cast<size_t>(layer_index)], layer_index), head,
-                       position, q, keys);
+  for (int i = 0; i < layer_; ++i) model_.run_layer(*model_.layers_[static_cast<size_t>(i)], input, kv_, rows);
+  BamModel::Layer& layer = *model_.layers_[static_cast<size_t>(layer_)];
+  model_.project_qkv(layer, rows);
+  backend.write_kv(*layer.attention, kv_, input.sequences, model_.scratch_->wide->data());  // rotates, too
+  model_.counters_ = counters_before;  // the serving statistics are about served requests
+
+  const int64_t kv_head = head_ / (config.num_heads / config.num_kv_heads);
+  const int64_t width = config.q_size() + 2 * config.kv_size(), dim = config.head_dim;
+  qkv_.resize(static_cast<size_t>(rows * width));
+  backend.read_operands(model_.scratch_->wide->data(), qkv_);
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* key = qkv_.data() + r * width + config.q_size() + kv_head * dim;
+    std::copy_n(key, dim, keys_.begin() + (begin + r) * dim);
+  }
+  num_computed_ += rows;
+  if (done()) {
+    const float* row = qkv_.data() + (rows - 1) * width + head_ * dim;
+    query_.assign(row, row + dim);
+  }
+}
+
+std::vector<float> AttentionProbe::result() const {
+  BAM_CHECK(done());
+  const auto& weights = model_.weights_.layers[static_cast<size_t>(layer_)];
+  return probabilities(attention_spec(model_.config_, weights, layer_), head_, static_cast<int64_t>(tokens_.size()) - 1,
+                       query_, keys_);
 }
 
 }  // namespace bam

@@ -56,13 +56,11 @@ class BamModel {
   void reserve_positions(int64_t n);
   // Writes K and V of all rows to the cache and logits [logit_rows, vocab] to host memory.
   void forward(const ForwardInput& input, const KvCacheView& kv, std::span<float> logits);
-  // Probabilities [position + 1] with which one head looks at each earlier token, for a short prompt. Uses pages of its
-  // own; dense.
-  std::vector<float> attention_probabilities(std::span<const int32_t> tokens, int layer, int head, int64_t position);
   // Per (layer, head), added up since construction.
   const std::vector<AttentionCounters>& counters() const { return counters_; }
 
  private:
+  friend class AttentionProbe;
   struct Layer;
   struct Scratch;
   void build_ends();

@@ -179,8 +179,8 @@ std::optional<ApiError> GenerationJob::submit() {
     const bool last = i + 1 == prompts_.size();
     Request request = last ? std::move(request_.engine) : request_.engine;
     if (last) request_.engine.n = request.n;
-    // No id has a '#', so that no client can name its request like a part of another.
-    request.id = LiveJobs::engine_name(tenant(), prompts_.size() == 1 ? meta_.id : fmt::format("{}#{}", meta_.id, i));
+    // No id has a '~', so that no client can name its request like a part of another.
+    request.id = LiveJobs::engine_name(tenant(), prompts_.size() == 1 ? meta_.id : fmt::format("{}~{}", meta_.id, i));
     request.prompt =
         request_.return_token_ids ? prompt.prepared.ids : std::exchange(prompt.prepared.ids, std::vector<int32_t>());
     request.sampling.max_tokens = request_.max_tokens.value_or(context_length - prompt.num_tokens);
@@ -194,6 +194,7 @@ std::optional<ApiError> GenerationJob::submit() {
       case SubmitStatus::kQueueFull:
         context_.metrics.rejected_queue.fetch_add(1, std::memory_order_relaxed);
         return ApiError::queue_full(result.message, result.retry_after_s);
+      case SubmitStatus::kNoMemory: return ApiError::unavailable("The server is out of memory.", "out_of_memory", 1);
       case SubmitStatus::kDraining: return ApiError::unavailable("The server is shutting down.", "draining", 5);
       case SubmitStatus::kDuplicateId: return ApiError::internal("The engine knows this request already.");
     }

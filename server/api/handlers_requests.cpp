@@ -32,8 +32,15 @@ ApiResult<std::string> snapshot_name(FieldReader& fields) {
   return name;
 }
 
-void reply_result(Call& call, const Result<std::string>& result) {
-  if (!result) return call.reply(ApiError::invalid(result.error().what()));
+void reply_result(Call& call, const SnapshotResult& result) {
+  if (!result) {
+    const char* message = result.error().what();
+    switch (result.error().fault()) {
+      case SnapshotFault::kRefused: return call.reply(ApiError::invalid(message));
+      case SnapshotFault::kFailed: return call.reply(ApiError::internal(message));
+      case SnapshotFault::kBusy: return call.reply(ApiError::unavailable(message, "snapshot_busy", 5));
+    }
+  }
   call.reply_json(dump_json({{"status", "ok"}, {"message", *result}}));
 }
 
@@ -94,8 +101,8 @@ void handle_slots(ServerContext& context, CallPtr call) {
 }
 
 void handle_cancel(ServerContext& context, CallPtr call) {
-  // "ID#3" is the fourth prompt of a request; they are cancelled together.
-  const std::string name = call->path_parameter.substr(0, call->path_parameter.find('#'));
+  // "ID~3" is the fourth prompt of a request; they are cancelled together.
+  const std::string name = call->path_parameter.substr(0, call->path_parameter.find('~'));
   const auto job = call->caller.admin ? context.jobs.find_any(name) : context.jobs.find(call->caller.tenant, name);
   if (!job) {
     return call->reply(ApiError::not_found(

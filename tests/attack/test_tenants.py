@@ -43,8 +43,8 @@ class Tenants(bamtest.ServerTest):
     def test_m4_prompts_of_one_request_end_together(self):
         self.start(ALICE, "many", prompt=["a", "b"])
         self.start(ALICE, "many-1")
-        self.wait_live(ALICE, ["cmpl-many#0", "cmpl-many#1", "cmpl-many-1"])
-        self.assertEqual(self.cancel(ALICE, "cmpl-many%231"), 200)
+        self.wait_live(ALICE, ["cmpl-many-1", "cmpl-many~0", "cmpl-many~1"])
+        self.assertEqual(self.cancel(ALICE, "cmpl-many~1"), 200)
         self.wait_live(ALICE, ["cmpl-many-1"])
 
     def test_names_of_one_key_mean_nothing_to_another(self):

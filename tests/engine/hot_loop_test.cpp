@@ -22,17 +22,23 @@
 
 namespace {
 std::atomic<int64_t> allocations{0}, locks{0}, formats{0};
+std::atomic<int64_t> fail_in{-1};  // allocations until one fails; negative: none does
+
+void count_allocation() {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  if (fail_in.load(std::memory_order_relaxed) >= 0 && fail_in.fetch_sub(1) == 0) throw std::bad_alloc();
+}
 }  // namespace
 
 #if BAM_COUNTS_CALLS
 void* operator new(size_t bytes) {
-  allocations.fetch_add(1, std::memory_order_relaxed);
+  count_allocation();
   if (void* memory = std::malloc(bytes ? bytes : 1)) return memory;
   throw std::bad_alloc();
 }
 void* operator new[](size_t bytes) { return operator new(bytes); }
 void* operator new(size_t bytes, std::align_val_t alignment) {
-  allocations.fetch_add(1, std::memory_order_relaxed);
+  count_allocation();
   const size_t align = static_cast<size_t>(alignment);
   if (void* memory = std::aligned_alloc(align, (bytes + align - 1) / align * align)) return memory;
   throw std::bad_alloc();
@@ -117,7 +123,7 @@ TEST(HotLoop, AWarmStepNeitherAllocatesNorLocksNorFormats) {
   const auto model = owner.load();
   EngineStats stats;
   NoObserver observer;
-  EngineCore core(*model, plan_kv(*model, testing::small_config()), 1, stats, steady_time(), observer);
+  EngineCore core(*model, plan_kv(*model, testing::small_config()), stats, steady_time(), observer);
   std::mt19937 rng(5);
   std::vector<std::shared_ptr<CountingSink>> sinks;
   std::vector<int64_t> prompt_len;
@@ -159,6 +165,109 @@ TEST(HotLoop, AWarmStepNeitherAllocatesNorLocksNorFormats) {
               static_cast<long long>(quiet_steps), static_cast<long long>(at_page_ends),
               static_cast<long long>(page_ends));
   EXPECT_LE(at_page_ends, 6 * page_ends);
+}
+
+// Keeps what it hears without asking for memory.
+class FrugalSink : public EventSink {
+ public:
+  struct Choice {
+    std::vector<int32_t> tokens;
+    std::optional<FinishReason> end;
+  };
+  explicit FrugalSink(int32_t n) : choices_(static_cast<size_t>(n)) {
+    for (Choice& choice : choices_) choice.tokens.reserve(100);
+  }
+  bool on_events(std::vector<Event>&& events) override {
+    for (const Event& event : events) {
+      if (const auto* token = std::get_if<TokenEvent>(&event)) {
+        choices_[static_cast<size_t>(token->choice)].tokens.push_back(token->token);
+      } else if (const auto* finish = std::get_if<FinishEvent>(&event)) {
+        auto& end = choices_[static_cast<size_t>(finish->choice)].end;
+        EXPECT_FALSE(end) << "ended twice";
+        end = finish->reason;
+      }
+    }
+    return true;
+  }
+  const std::vector<Choice>& choices() const { return choices_; }
+
+ private:
+  std::vector<Choice> choices_;
+};
+
+// Every single allocation of a small working day fails once: the request it belongs to may end with an error, everybody
+// hears of an end, no page is lost, and afterwards the same texts come out.
+TEST(OutOfMemory, AnyAllocationMayFailAndTheEngineLives) {
+  if (!BAM_COUNTS_CALLS) GTEST_SKIP() << "a sanitizer stands where the counters would";
+  const testing::TempDir dir;
+  testing::write_checkpoint(testing::mixed_reach_spec(), dir.path());
+  testing::TestModel owner(dir.path(), {.threads = 1});
+  const auto model = owner.load();
+  const KvPlan plan = plan_kv(*model, testing::small_config(220'000));  // tight: some are preempted
+  std::mt19937 rng(11);
+  std::vector<Request> requests;
+  for (int i = 0; i < 4; ++i) {
+    requests.push_back(testing::make_request("r" + std::to_string(i), testing::random_prompt(rng, 60 + 50 * i), 30));
+    requests.back().sampling.ignore_eos = true;
+  }
+  requests[1].n = 3;
+  requests[1].sampling.temperature = 1;
+  requests[1].sampling.seed = 3;
+  requests[2].sampling.num_prompt_logprobs = 1;
+  struct Day {
+    std::vector<std::vector<FrugalSink::Choice>> outcomes;
+    bool failed = false;
+    int64_t errors = 0;
+  };
+  const auto run = [&](EngineCore& core, int64_t fail_at) {
+    Day day;
+    std::vector<Request> copies = requests;
+    std::vector<std::shared_ptr<FrugalSink>> sinks;
+    for (const Request& request : copies) sinks.push_back(std::make_shared<FrugalSink>(request.n));
+    fail_in = fail_at;
+    for (size_t i = 0; i < copies.size(); ++i) {
+      core.add(std::move(copies[i]), sinks[i], Clock::now());
+      core.step();
+    }
+    for (int step = 0; step < 2000 && core.has_work(); ++step) core.step();
+    day.failed = fail_in.exchange(-1) < 0;
+    for (auto& sink : sinks) {
+      day.outcomes.push_back(sink->choices());
+      for (const auto& choice : sink->choices()) {
+        EXPECT_TRUE(choice.end) << "an end is missing";
+        day.errors += choice.end == FinishReason::kError;
+      }
+    }
+    EXPECT_EQ(core.check_integrity(), "");
+    EXPECT_EQ(core.kv().pool().num_used(), 0);
+    return day;
+  };
+  NoObserver observer;
+  const auto expect_right = [&](const Day& day, const Day& expected) {
+    for (size_t i = 0; i < requests.size(); ++i) {
+      for (size_t c = 0; c < expected.outcomes[i].size(); ++c) {
+        ASSERT_EQ(day.outcomes[i][c].tokens, expected.outcomes[i][c].tokens) << i << " " << c;
+      }
+    }
+  };
+  EngineStats stats;
+  EngineCore first(*model, plan, stats, steady_time(), observer);
+  const Day expected = run(first, -1);
+  ASSERT_EQ(expected.errors, 0);
+  int64_t failures = 0, errors = 0;
+  for (int64_t fail_at = 0;; ++fail_at) {
+    SCOPED_TRACE("allocation " + std::to_string(fail_at));
+    EngineCore core(*model, plan, stats, steady_time(), observer);
+    const Day day = run(core, fail_at);
+    if (!day.failed) break;
+    ++failures;
+    errors += day.errors > 0;
+    expect_right(run(core, -1), expected);
+    if (HasFatalFailure() || HasNonfatalFailure()) return;
+  }
+  std::printf("  %lld allocations failed, %lld of them cost a request\n", static_cast<long long>(failures),
+              static_cast<long long>(errors));
+  EXPECT_GT(failures, 200);
 }
 
 }  // namespace

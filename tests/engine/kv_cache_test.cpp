@@ -5,6 +5,8 @@
 #include <numeric>
 #include <set>
 
+#include "kernels/backend.h"
+
 namespace bam {
 namespace {
 
@@ -55,7 +57,7 @@ TEST(KvGeometry, PagesForCountsTheReachedWindowOnly) {
   EXPECT_EQ(geometry.pages_for(6400), 100 + 7);
   EXPECT_EQ(geometry.max_tokens(107), 6400);
   EXPECT_EQ(geometry.max_tokens(1), 0);
-  EXPECT_EQ(KvGeometry(kPage, {8}, 64).max_tokens(100), kMaxModelLen);
+  EXPECT_EQ(KvGeometry(kPage, {8}, 64).max_tokens(100), kMaxPositions);
 }
 
 TEST(KvGeometry, TheTwoNewestTilesAlwaysStay) {
@@ -255,14 +257,29 @@ TEST(KvCache, AdoptedPagesAreFoundLikeComputedOnes) {
   const auto tokens = make_tokens(256);
   auto pages = kv.allocate_pages(4 + 2);
   ASSERT_TRUE(pages);
+  const std::vector<int32_t> chain = kv.insert_chain("s", tokens);
+  ASSERT_EQ(chain.size(), 4u);
+  kv.pin_chain(chain);
+  for (size_t b = 4; b-- > 0;) kv.adopt_page(chain[b], 0, (*pages)[b]);
   // Group 1 has its two newest blocks only.
-  std::vector<int32_t> table = {(*pages)[0], kNoPage,     (*pages)[1], kNoPage,
-                                (*pages)[2], (*pages)[3], (*pages)[4], (*pages)[5]};
-  kv.adopt("s", tokens, table);
+  for (size_t b = 2; b < 4; ++b) kv.adopt_page(chain[b], 1, (*pages)[2 + b]);
+  kv.unpin_chain(chain);
   EXPECT_EQ(kv.pool().num_cached(), 6);
   EXPECT_EQ(kv.cached_chain("s", tokens).size(), 4u);
   EXPECT_EQ(kv.cached_chain("", tokens).size(), 0u);
   EXPECT_EQ(run(kv, make_tokens(300), "s"), 256);
+  EXPECT_EQ(kv.check_integrity(), "");
+}
+
+TEST(KvCache, AChainThatGotNoPagesIsForgotten) {
+  KvCache kv(KvGeometry(kPage, {-1}, 64), 20, true, 1);
+  const std::vector<int32_t> chain = kv.insert_chain("s", make_tokens(256));
+  kv.pin_chain(chain);
+  EXPECT_EQ(kv.prefix().num_nodes(), 5u) << "a root and four blocks";
+  kv.unpin_chain(chain);
+  EXPECT_EQ(kv.prefix().num_nodes(), 0u);
+  EXPECT_EQ(kv.insert_chain("s", make_tokens(63)).size(), 0u);
+  EXPECT_EQ(kv.prefix().num_nodes(), 0u);
   EXPECT_EQ(kv.check_integrity(), "");
 }
 

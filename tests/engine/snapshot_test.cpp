@@ -1,6 +1,15 @@
 #include "engine/snapshot.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "engine/engine_core.h"
 
 #include "tests/engine/engine_fixture.h"
 
@@ -155,6 +164,116 @@ TEST_F(SnapshotTest, AnythingThatDiffersIsRefusedByName) {
   spec.seed = 2;
   testing::write_checkpoint(spec, model_dir_.path());
   EXPECT_NE(restore_error().find("another model"), std::string::npos);
+}
+
+TEST_F(SnapshotTest, OnlyRegularFilesAreRead) {
+  make_document(200);
+  Running r = start(small_config());
+  ASSERT_EQ(::mkfifo((kv_dir_ / "pipe.bamkv").c_str(), 0600), 0);
+  std::filesystem::create_directory(kv_dir_ / "folder.bamkv");
+  for (const char* name : {"pipe", "folder"}) {
+    const auto result = r.engine->restore_snapshot(name);
+    ASSERT_FALSE(result.ok()) << name;
+    EXPECT_EQ(result.error().fault(), SnapshotFault::kRefused) << name;
+    EXPECT_NE(std::string(result.error().what()).find("regular file"), std::string::npos) << result.error().what();
+  }
+  EXPECT_EQ(r.run(make_request("after", document_, 2)).choices[0].tokens.size(), 2u);
+}
+
+TEST_F(SnapshotTest, ADiskThatFailsIsToldApartFromABadRequest) {
+  make_document(500);
+  Running r = start(small_config());
+  r.run(make_request("read", document_, 1));
+  // No file may grow beyond a few bytes.
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit tiny{1000, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &tiny), 0);
+  const auto saved = r.engine->save_snapshot("full", document_, "");
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, handler);
+  ASSERT_FALSE(saved.ok());
+  EXPECT_EQ(saved.error().fault(), SnapshotFault::kFailed) << saved.error().what();
+  int files = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(kv_dir_.path())) ++files;
+  EXPECT_EQ(files, 1) << "only the document is there, nothing half-written";
+  EXPECT_TRUE(r.engine->save_snapshot("full", document_, "").ok()) << "and it works again";
+  const auto missing = r.engine->restore_snapshot("missing");
+  EXPECT_EQ(missing.error().fault(), SnapshotFault::kRefused);
+}
+
+TEST_F(SnapshotTest, WhatADeadWriterLeftIsRemovedAtStart) {
+  const auto dead = kv_dir_ / "a.bamkv.tmp-00000001", living = kv_dir_ / "b.bamkv.tmp-00000002";
+  const auto other = kv_dir_ / "notes.tmp-1";
+  for (const auto& path : {dead, living, other}) write_file(path, "half");
+  const int fd = ::open(living.c_str(), O_RDWR);
+  ASSERT_EQ(::flock(fd, LOCK_EX), 0);
+  start(small_config());
+  EXPECT_FALSE(std::filesystem::exists(dead));
+  EXPECT_TRUE(std::filesystem::exists(living)) << "somebody is writing it";
+  EXPECT_TRUE(std::filesystem::exists(other));
+  ::close(fd);
+}
+
+TEST_F(SnapshotTest, AFolderThatIsMissingIsRefusedAtStart) {
+  TestModel model(model_dir_.path());
+  EngineConfig config = small_config();
+  config.kv_dir = kv_dir_ / "nowhere";
+  EXPECT_THROW(Engine(model.load(), config, 7), UsageError);
+}
+
+// A stream beside a snapshot gets a token for every piece that is copied, and in between nothing is held.
+TEST_F(SnapshotTest, PagesAreCopiedInPiecesBetweenSteps) {
+  make_document(3000);
+  TestModel owner(model_dir_.path());
+  const auto model = owner.load();
+  struct NoObserver final : EngineCore::Observer {
+    void before_events(const EngineCore&) override {}
+    void on_done(const std::string&) override {}
+  } observer;
+  EngineStats stats;
+  const KvPlan plan = plan_kv(*model, small_config());
+  const size_t page = plan.layout.page_bytes();
+  for (const bool saving : {true, false}) {
+    EngineCore core(*model, plan, stats, steady_time(), observer);
+    auto reader = std::make_shared<CollectingSink>(), stream = std::make_shared<CollectingSink>();
+    Request read = make_request("read", document_, 1), endless = make_request("stream", {5, 6, 7}, 100'000);
+    read.cache_salt = "tenant";
+    endless.sampling.ignore_eos = true;
+    if (saving) core.add(read, reader, Clock::now());
+    while (saving && !reader->peek().done()) core.step();
+    core.add(endless, stream, Clock::now());
+    while (stream->peek().choices[0].tokens.empty()) core.step();
+    int64_t calls = 0;
+    SnapshotStore store(
+        kv_dir_.path(), {}, core.kv(), model->backend(), core.kv_view(),
+        [&](const std::function<void()>& work) {
+          ++calls;
+          work();
+          const int64_t used = core.kv().pool().num_used();
+          EXPECT_LE(used, 2 * plan.geometry.num_groups()) << "the stream's own pages";
+          core.step();
+        },
+        8 * page);
+    const size_t before = stream->peek().choices[0].tokens.size();
+    const auto result = saving ? store.save("pieces", document_, "tenant") : store.restore("pieces");
+    ASSERT_TRUE(result.ok()) << result.error().what();
+    const size_t pages = (std::filesystem::file_size(kv_dir_ / "pieces.bamkv") - 104) / (page + 8);
+    EXPECT_GT(pages, 50u);
+    EXPECT_GE(calls, static_cast<int64_t>(pages / 8));
+    EXPECT_EQ(stream->peek().choices[0].tokens.size() - before, static_cast<size_t>(calls));
+    EXPECT_EQ(core.check_integrity(), "");
+    core.cancel_all();
+    if (!saving) {
+      auto sink = std::make_shared<CollectingSink>();
+      core.add(question_, sink, Clock::now());
+      while (!sink->peek().done()) core.step();
+      EXPECT_EQ(sink->peek().choices[0].finish.cached_tokens, 2944);
+      EXPECT_EQ(sink->peek().choices[0].tokens, expected_.choices[0].tokens);
+    }
+    EXPECT_EQ(core.kv().pool().num_used(), 0);
+  }
 }
 
 TEST_F(SnapshotTest, NamesAndSettingsAreChecked) {

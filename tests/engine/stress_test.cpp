@@ -97,9 +97,12 @@ TEST(EngineStress, SubmitCancelAndDisconnectFromManyThreads) {
         std::this_thread::sleep_for(1ms);
       }
     });
-    std::this_thread::sleep_for(1500ms);
+    const auto wait_for_accepted = [&](int64_t count) {
+      while (accepted < count) std::this_thread::sleep_for(1ms);
+    };
+    wait_for_accepted(1500);
     engine.cancel_all();
-    std::this_thread::sleep_for(200ms);
+    wait_for_accepted(accepted + 100);
     stop = true;
     for (std::thread& thread : threads) thread.join();
     if (engine.drain(60s)) {

@@ -333,6 +333,38 @@ class Snapshots(unittest.TestCase):
             finally:
                 server.stop()
 
+    def test_a_fifo_in_the_folder_is_refused_and_nothing_stops(self):
+        with tempfile.TemporaryDirectory() as folder:
+            os.mkfifo(os.path.join(folder, "pipe.bamkv"))
+            server = bamtest.Server("--kv-dir", folder, "--admin-key", "root")
+            try:
+                reply = server.post("/v1/kv/restore", {"name": "pipe"}, headers={"Authorization": "Bearer root"})
+                self.assertEqual(reply.status, 400, reply.text)
+                self.assertIn("regular file", reply.text)
+                self.assertEqual(server.complete(max_tokens=2).status, 200)
+            finally:
+                server.stop()
+
+    def test_a_folder_that_goes_away_is_the_servers_fault(self):
+        with tempfile.TemporaryDirectory() as outer:
+            folder = os.path.join(outer, "kv")
+            os.mkdir(folder)
+            server = bamtest.Server("--kv-dir", folder, "--admin-key", "root")
+            try:
+                prompt = [3 + i % 300 for i in range(200)]
+                server.complete(prompt, max_tokens=1)
+                os.rmdir(folder)
+                reply = server.post("/v1/kv/save", {"name": "doc", "tokens": prompt}, headers={"Authorization": "Bearer root"})
+                self.assertEqual(reply.status, 500, reply.text)
+            finally:
+                server.stop()
+
+    def test_a_folder_that_is_missing_is_refused_at_start(self):
+        server = bamtest.Server("--kv-dir", "/nonexistent/kv", wait=False)
+        self.assertEqual(server.process.wait(60), 2)
+        server.stop(expected=2)
+        self.assertIn("--kv-dir", server.log())
+
 
 if __name__ == "__main__":
     bamtest.main()
