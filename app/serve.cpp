@@ -69,6 +69,9 @@ void abort_on_later_signal(int signal) {
   _exit(128 + signal);
 }
 
+// The GPU is lost for this process: a supervisor starts the next one (docs/deploy.md).
+constexpr int kDeviceLostExitCode = 75;
+
 // Loads the model beside the running HTTP server, and ends both in order. Every thread is started and joined by run().
 class Service {
  public:
@@ -137,6 +140,11 @@ class Service {
       return;
     }
     log::info("{}", loaded_->description());
+    loaded_->engine->on_device_lost([this](const std::string&) {
+      log::error("ending with exit code {}: only a new process can use the GPU again", kDeviceLostExitCode);
+      exit_code_ = kDeviceLostExitCode;
+      kill(getpid(), SIGTERM);  // the supervising thread drains, as for a signal from outside
+    });
     if (!serving_->chat_template) log::info("chat is off: {}", serving_->chat_template_error);
     context_.model.store(serving_.get(), std::memory_order_release);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - context_.started).count();
@@ -170,7 +178,7 @@ class Service {
       const auto left = duration_cast<milliseconds>(deadline - steady_clock::now());
       if (!model->engine.drain(std::max(left, milliseconds(0)))) {
         log::warn("requests were still running after {:.0f} s: ending them", config_.server.drain_timeout_s);
-        exit_code_ = 1;
+        if (exit_code_ == 0) exit_code_ = 1;
         for (const auto& job : context_.jobs.all()) job->cancel();
       }
     }

@@ -4,6 +4,8 @@
 
 #include "app/option_kinds.h"
 #include "app/serve_config.h"
+#include "base/error.h"
+#include "kernels/device.h"
 
 namespace bam {
 
@@ -59,6 +61,18 @@ Kind admin_key() {
             c.server.admin_key = v.back().empty() ? "" : checked_key(v.back(), o);
           },
           [](const ServeConfig&) { return std::string(); }};
+}
+
+Kind device() {
+  return {"auto|cpu|cuda|cuda:N",
+          [](ServeConfig& c, const std::vector<std::string>& v, const std::string& o) {
+            int index = 0;
+            if (!parse_device(v.back(), index)) {
+              throw UsageError("{}: '{}' is not one of auto, cpu, cuda, cuda:N", o, v.back());
+            }
+            c.model.device = v.back();
+          },
+          [](const ServeConfig& c) { return c.model.device; }};
 }
 
 Kind kv_dtype() {
@@ -117,7 +131,7 @@ std::vector<Row> rows() {
       {"served-model-name", "names that requests may use; the first one is in replies", model_names(), kList},
 
       {"model", "checkpoint folder; the word demo is the bundled model", text("DIR", BAM_FIELD(model.model)), kModel},
-      {"device", "where the model runs", one_of("auto|cpu|cuda", BAM_FIELD(model.device)), kModel},
+      {"device", "where the model runs; cuda is cuda:0", device(), kModel},
       {"cuda-gemm", "matrix products on a GPU; with cublas a text may depend on what else runs (not batch-invariant)",
        one_of("own|cublas|cublas-tf32", BAM_FIELD(model.cuda_gemm)), kModel},
       {"threads", "compute threads; 0: all cores this process may use",

@@ -109,6 +109,7 @@ struct Engine::Impl final : EngineCore::Observer {
   void publish(Clock::time_point now);
   void publish_now(Clock::time_point now);
   void note_pace(Clock::time_point now);
+  void note_device();
   void before_events(const EngineCore&) override { count_queue(0, 0); }
   void on_done(const std::string& id) override {
     const std::lock_guard lock(mutex);
@@ -140,6 +141,8 @@ struct Engine::Impl final : EngineCore::Observer {
   bool busy = false;  // the engine thread has work or is delivering events
   bool draining = false;
   bool stopping = false;
+  std::string device_lost;  // why nothing can be computed any more
+  std::function<void(const std::string&)> on_device_lost;
 
   EngineCore core;  // engine thread only, like all up to `published`
   SnapshotStore snapshots;
@@ -154,7 +157,8 @@ struct Engine::Impl final : EngineCore::Observer {
   // Health: when the current stretch of work last made progress; 0 while idle. Steady-clock ticks.
   std::atomic<Clock::rep> progress_at{0};
   std::atomic<double> expected_step_ms{0};
-  std::thread thread;  // last: starts when everything else is there
+  std::atomic<bool> lost{false};  // the device
+  std::thread thread;             // last: starts when everything else is there
 };
 
 SubmitResult Engine::Impl::check(const Request& request) const {
@@ -220,6 +224,7 @@ SubmitResult Engine::Impl::enqueue(Request request, std::shared_ptr<EventSink> s
   std::shared_ptr<const Published> picture;
   {
     const std::lock_guard lock(mutex);
+    if (!device_lost.empty()) return {SubmitStatus::kDraining, "the server restarts: " + device_lost, 0};
     if (draining || stopping) return {SubmitStatus::kDraining, "the server is shutting down", 0};
     if (live_ids.contains(request.id)) {
       return {SubmitStatus::kDuplicateId, fmt::format("a request with the id {} is still running", request.id), 0};
@@ -258,7 +263,14 @@ SubmitResult Engine::Impl::enqueue(Request request, std::shared_ptr<EventSink> s
 
 void Engine::Impl::run_between_steps(std::function<void(EngineCore&)> work) {
   const auto stopped = [] { return SnapshotError(SnapshotFault::kBusy, "the engine has stopped"); };
-  TaskMessage task(std::move(work));
+  TaskMessage task([work = std::move(work)](EngineCore& c) {
+    try {
+      work(c);
+    } catch (const DeviceLost& e) {
+      c.lose_device(e.what());
+      throw;
+    }
+  });
   std::future<void> done = task.get_future();
   {
     const std::lock_guard lock(mutex);
@@ -319,8 +331,10 @@ void Engine::Impl::run() {
   while (take_inbox()) {
     for (Message& message : messages) handle(message);
     core.expire(time.now());
+    if (!core.device_lost().empty()) core.fail_all();
     if (!core.has_work()) {
       publish(time.now());
+      note_device();
       continue;
     }
     mark_progress();
@@ -329,6 +343,7 @@ void Engine::Impl::run() {
     mark_progress();
     const auto end = time.now();
     if (end - published_at >= kPublishInterval || !core.has_work()) publish(end);
+    note_device();
   }
   // Sinks of requests that were never looked at must hear of their end too. submit() adds nothing while stopping.
   {
@@ -343,6 +358,20 @@ void Engine::Impl::run() {
   const std::lock_guard lock(mutex);
   busy = false;
   idle.notify_all();
+}
+
+// Tells the world, once, that the device is lost.
+void Engine::Impl::note_device() {
+  if (core.device_lost().empty()) return;
+  std::function<void(const std::string&)> callback;
+  {
+    const std::lock_guard lock(mutex);
+    if (!device_lost.empty()) return;
+    device_lost = core.device_lost();
+    callback = on_device_lost;
+  }
+  lost.store(true, std::memory_order_relaxed);
+  if (callback) callback(core.device_lost());
 }
 
 // Compares the time since the last picture with what was predicted for as many steps.
@@ -429,7 +458,13 @@ std::shared_ptr<const EngineSnapshot> Engine::snapshot() const {
   return result;
 }
 
+void Engine::on_device_lost(std::function<void(const std::string& what)> callback) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->on_device_lost = std::move(callback);
+}
+
 bool Engine::healthy() const {
+  if (impl_->lost.load(std::memory_order_relaxed)) return false;
   const Clock::rep progress = impl_->progress_at.load(std::memory_order_relaxed);
   if (progress == 0) return true;
   const double usual_s =

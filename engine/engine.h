@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <stop_token>
 #include <string>
@@ -70,7 +71,11 @@ class Engine {
   int64_t capacity_tokens() const;  // tokens that fit when no page is freed early
   const EngineStats& stats() const;
   std::shared_ptr<const EngineSnapshot> snapshot() const;
-  // False when work exists, paused requests apart, but no step or message was finished for too long.
+  // Called once, on the engine's thread, when the device is lost for this process; requests have been ended by then and
+  // new ones are refused. Set it before the first request.
+  void on_device_lost(std::function<void(const std::string& what)> callback);
+  // False when work exists, paused requests apart, but no step or message was finished for too long;
+  // or the device is lost.
   bool healthy() const;
   // Predicted seconds until a new prompt of this length would produce its first token.
   double predict_ttft_s(int64_t prompt_tokens) const;

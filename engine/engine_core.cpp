@@ -272,6 +272,8 @@ void EngineCore::step_sequences() {
     runner_.run(plan, append_draw_);
     sample_next(plan);
     compute_done(plan, start);
+  } catch (const DeviceLost& e) {
+    return lose_device(e.what());
   } catch (const std::exception& e) {
     fail_step(plan, reason_of(e));
   }
@@ -514,6 +516,17 @@ void EngineCore::fail_step(const SchedulePlan& plan, const std::string& what) {
   }
 }
 
+void EngineCore::lose_device(const std::string& what) {
+  if (device_lost_.empty()) log::error("{}", what);
+  device_lost_ = what;
+  fail_all();
+}
+
+void EngineCore::fail_all() {
+  for (auto& [id, request] : requests_) insist([&] { finish_request(*request, FinishReason::kError, device_lost_); });
+  deliver();
+}
+
 void EngineCore::touch(ActiveRequest& r) {
   if (r.touched) return;
   r.touched = true;
@@ -569,6 +582,9 @@ void EngineCore::advance_probes(bool alone) {
     p.probe->advance(rows);
     if (!p.probe->done()) return;
     result = p.probe->result();
+  } catch (const DeviceLost& e) {
+    lose_device(e.what());
+    result = Error("{}", e.what());
   } catch (const std::exception& e) {
     result = Error("{}", e.what());
   }

@@ -61,6 +61,12 @@ class EngineCore {
   // One step of all sequences, including delivery of its events.
   void step();
 
+  // What the backend said when its device was lost, or empty. Nothing can be computed any more: fail_all() ends what is
+  // there.
+  const std::string& device_lost() const { return device_lost_; }
+  void lose_device(const std::string& what);
+  void fail_all();
+
   // A step would get somewhere.
   bool has_work() const { return scheduler_.has_work() || !probes_.empty(); }
   // When expire() has something to do next; max(): never.
@@ -151,7 +157,8 @@ class EngineCore {
   size_t num_sequences_ = 0;              // choices of all requests, forked or not
   std::unique_ptr<std::byte[]> reserve_;  // memory with which to end requests when there is no other
   uint64_t next_arrival_ = 1;
-  uint64_t seed_key_;          // of requests without a seed
+  uint64_t seed_key_;  // of requests without a seed
+  std::string device_lost_;
   double step_ms_ = 0;         // smoothed
   double decode_step_ms_ = 0;  // smoothed, steps with decode rows
 };

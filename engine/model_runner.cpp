@@ -1,6 +1,7 @@
 #include "engine/model_runner.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 
@@ -12,6 +13,7 @@ ModelRunner::ModelRunner(BamModel& model, const KvPlan& plan)
       kv_{static_cast<std::byte*>(memory_->data()), plan.num_pages, plan.layout},
       vocab_size_(static_cast<size_t>(model.config().vocab_size)),
       supports_drawing_(model.backend().supports_drawing(model.config().vocab_size)) {
+  model_.prepare_kv(plan.layout);
   tokens_.reserve(static_cast<size_t>(plan.config.max_batched_tokens));
   sequences_.reserve(static_cast<size_t>(plan.config.max_num_seqs));
   logit_ranges_.reserve(static_cast<size_t>(plan.config.max_num_seqs));
@@ -19,8 +21,8 @@ ModelRunner::ModelRunner(BamModel& model, const KvPlan& plan)
 }
 
 void ModelRunner::copy_pages(std::vector<PageCopy>& copies) {
-  for (const PageCopy& copy : copies) model_.backend().copy_page(kv_, copy.from, copy.to);
-  copies.clear();
+  const std::vector<PageCopy> issued = std::exchange(copies, {});  // not again, whatever happens
+  for (const PageCopy& copy : issued) model_.backend().copy_page(kv_, copy.from, copy.to);
 }
 
 void ModelRunner::append(const ScheduledRows& scheduled, const AppendDraw& append_draw) {

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "kernels/draw.h"
 #include "kernels/paged_kv.h"
 #include "kernels/prior.h"
@@ -21,6 +22,13 @@
 namespace bam {
 
 class ThreadPool;
+
+// The device will not compute again for this process: an illegal address, an ECC error, an Xid. Only a new process
+// helps.
+class DeviceLost : public Error {
+ public:
+  using Error::Error;
+};
 
 // A host matrix [rows, cols], row-major, possibly unaligned, in kF32, kF16 or kBF16.
 struct HostMatrix {
@@ -77,7 +85,7 @@ struct AttentionCounters {
   uint64_t skipped = 0;      // left out by a certified bound or by static reach
   uint64_t bound_tests = 0;  // bounds evaluated, tiles and super-tiles
   // The largest share of a row's softmax mass that what it left out could have had, by the bounds that were used: at
-  // most AttentionOptions::epsilon. 0 from a device that does not tell.
+  // most AttentionOptions::epsilon.
   float left_out = 0;
 
   AttentionCounters& operator+=(const AttentionCounters& other) {
@@ -102,6 +110,14 @@ struct SequenceRows {
   int64_t row_begin = 0;
   int64_t num_rows = 0;
   int64_t start_pos = 0;
+};
+
+// Everything that the operations of one step will be asked about. The spans live until the step's results were read.
+struct StepInput {
+  std::span<const int32_t> tokens;  // [rows]
+  std::span<const SequenceRows> sequences;
+  std::span<const int32_t> logit_rows;
+  const DrawBatch* draw = nullptr;  // null: nothing is drawn on the device
 };
 
 class Backend {
@@ -129,6 +145,15 @@ class Backend {
   virtual std::unique_ptr<AttentionLayer> make_attention(const AttentionSpec& spec) = 0;
   // Extends position tables so that positions < num_positions can be computed; cheap when there is nothing to add.
   virtual void reserve_positions(std::span<AttentionLayer* const> layers, int64_t num_positions) = 0;
+
+  // Before the first write_kv(): the layers will be used with pages of this layout. Throws Error if the device cannot;
+  // says in the log where it can only slowly.
+  virtual void prepare_attention(std::span<AttentionLayer* const> /*layers*/, const KvLayout& /*layout*/) {}
+  // A step begins. A device may send all of its inputs at once, and run the whole step as one; operations that are
+  // issued without it work as well.
+  virtual void begin_step(const StepInput& /*step*/) {}
+  // The step that was being issued has failed half-way: what was issued of it must not run later.
+  virtual void abandon_step() noexcept {}
 
   // x[r, :] = table[tokens[r], :]; `table` stays in host memory on the CPU (mapped checkpoint).
   virtual void embed(const HostMatrix& table, std::span<const int32_t> tokens, float* x) = 0;
@@ -185,6 +210,7 @@ class Backend {
 struct BackendOptions {
   int num_threads = 0;       // 0: all cores this process may use
   std::string isa = "auto";  // cpu: auto, portable, avx2, avx512, avx512vnni
+  int device = 0;            // cuda: which one of the machine's
   // cuda: format of operands and of 16-bit weights: f32 (no tensor cores), bf16, anything else: f16.
   std::string operands = "auto";
   // cuda: matrix products by own kernels, which are batch-invariant, or by cublas, which is not.

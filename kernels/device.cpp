@@ -3,8 +3,11 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <charconv>
 #include <climits>
 #include <cstdlib>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -70,12 +73,25 @@ std::vector<std::string> plugin_candidates(const std::string& file_name) {
   return {fmt::format("{}/{}", here, file_name), fmt::format("{}/../lib/bam/{}", here, file_name), file_name};
 }
 
-std::unique_ptr<Backend> make_backend(const std::string& device, const BackendOptions& options) {
-  if (device == "cuda") {
+bool parse_device(const std::string& device, int& index) {
+  index = 0;
+  if (device == "auto" || device == "cpu" || device == "cuda") return true;
+  const std::string_view number = std::string_view(device).substr(std::min<size_t>(device.size(), 5));
+  if (!device.starts_with("cuda:") || number.empty() || number.size() > 4) return false;
+  const auto [end, status] = std::from_chars(number.data(), number.data() + number.size(), index);
+  return status == std::errc() && end == number.data() + number.size() && index >= 0;
+}
+
+std::unique_ptr<Backend> make_backend(const std::string& device, const BackendOptions& given) {
+  BackendOptions options = given;
+  if (!parse_device(device, options.device)) {
+    throw UsageError("--device: '{}' is not one of auto, cpu, cuda, cuda:N", device);
+  }
+  if (device.starts_with("cuda")) {
     try {
       return make_cuda_backend(options);
     } catch (const Error& error) {
-      throw Error("--device cuda: {}", error.what());
+      throw Error("--device {}: {}", device, error.what());
     }
   }
   if (device == "auto") {
@@ -84,8 +100,6 @@ std::unique_ptr<Backend> make_backend(const std::string& device, const BackendOp
     } catch (const Error& error) {
       log::info("--device auto: {}; using the CPU", error.what());
     }
-  } else if (device != "cpu") {
-    throw UsageError("--device: '{}' is not one of auto, cpu, cuda", device);
   }
   return make_cpu_backend(options);
 }

@@ -10,9 +10,13 @@
 
 namespace bam {
 
-// device: cpu, cuda or auto. `cuda` throws Error that says what is missing: the plugin, a driver, a device, or one that
-// is new enough. `auto` takes the GPU if there is one; if not, one log line says why it takes the CPU.
+// device: cpu, cuda, cuda:N or auto; cuda is cuda:0. `cuda` throws Error that says what is missing: the plugin, a
+// driver, a device, or one that is new enough. `auto` takes the GPU if there is one; if not, one log line says why it
+// takes the CPU.
 std::unique_ptr<Backend> make_backend(const std::string& device, const BackendOptions& options);
+
+// Whether `device` is a word that make_backend() knows; `index` becomes the N of cuda:N.
+bool parse_device(const std::string& device, int& index);
 
 // Files that are tried for a plugin, in order: $BAM_PLUGIN_DIR alone if it is set; else beside the program, in lib/bam
 // of its installation, and wherever the loader looks (a bare name).

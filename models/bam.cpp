@@ -11,6 +11,22 @@ namespace bam {
 
 namespace {
 
+// A step that ends by an exception leaves nothing behind that the device would run with the next one.
+class StepGuard {
+ public:
+  explicit StepGuard(Backend& backend) : backend_(backend) {}
+  ~StepGuard() {
+    if (!done_) backend_.abandon_step();
+  }
+  StepGuard(const StepGuard&) = delete;
+  StepGuard& operator=(const StepGuard&) = delete;
+  void done() { done_ = true; }
+
+ private:
+  Backend& backend_;
+  bool done_ = false;
+};
+
 HostMatrix host_matrix(const WeightView& view) {
   return {view.data, view.dtype, view.shape[0], view.shape.size() > 1 ? view.shape[1] : 1};
 }
@@ -181,7 +197,9 @@ void BamModel::forward(const ForwardInput& input, const KvCacheView& kv, std::sp
   BAM_CHECK(logits.size() == static_cast<size_t>(logit_rows * config_.vocab_size));
   int64_t positions = 0;
   for (const SequenceRows& seq : input.sequences) positions = std::max(positions, seq.start_pos + seq.num_rows);
+  StepGuard guard(backend_);
   reserve_positions(positions);
+  backend_.begin_step({input.tokens, input.sequences, input.logit_rows, input.draw ? &input.draw->batch : nullptr});
 
   backend_.embed(embedding_, input.tokens, scratch_->residual());
   if (config_.position_encoding == PositionEncoding::kSinusoidal) {
@@ -189,7 +207,7 @@ void BamModel::forward(const ForwardInput& input, const KvCacheView& kv, std::sp
   }
   for (size_t i = 0; i + 1 < layers_.size(); ++i) run_layer(*layers_[i], input, kv, rows);
   run_last_layer(*layers_.back(), input, kv, rows);
-  if (logit_rows == 0) return;
+  if (logit_rows == 0) return guard.done();
   backend_.rms_norm(static_cast<const float*>(scratch_->selected->data()), *final_norm_, config_.rms_norm_eps,
                     logit_rows, config_.hidden_size, scratch_->normed->data());
   float* device_logits = backend_.in_host_memory() ? logits.data() : static_cast<float*>(scratch_->logits->data());
@@ -200,6 +218,7 @@ void BamModel::forward(const ForwardInput& input, const KvCacheView& kv, std::sp
   } else {
     backend_.read_floats(device_logits, logits);
   }
+  guard.done();
 }
 
 }  // namespace bam

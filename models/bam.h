@@ -54,6 +54,8 @@ class BamModel {
 
   // Prepares positions < n. forward() does so by itself, a little at a time.
   void reserve_positions(int64_t n);
+  // Pages will have this layout: the device gets ready for it, or Error says why it cannot.
+  void prepare_kv(const KvLayout& layout) { backend_.prepare_attention(attention_layers_, layout); }
   // Writes K and V of all rows to the cache and logits [logit_rows, vocab] to host memory.
   void forward(const ForwardInput& input, const KvCacheView& kv, std::span<float> logits);
   // Per (layer, head), added up since construction.

@@ -71,7 +71,9 @@ struct WorkItem {
 // Counters of one head, only ever growing.
 struct DeviceCounters {
   unsigned long long visited, bound_tests;
+  unsigned long long left_out;  // the largest share of a row's mass, in units of 1 / kSharesInOne, rounded up
 };
+inline constexpr float kSharesInOne = 0x1p60f;  // units of DeviceCounters::left_out
 
 struct AttentionArgs {
   KvPages kv;
@@ -84,17 +86,19 @@ struct AttentionArgs {
   void* out = nullptr;  // [rows, heads * head_dim] operands
   long long out_stride = 0;
   DType operand = DType::kF32;
+  DType query = DType::kF32;  // to which attention rounds queries before it multiplies; kF32: not at all
   int window = -1;
   bool certified = false;
-  float log_epsilon = 0;
+  float log_epsilon = 0, epsilon = 0;
   float* slots = nullptr;  // [slots][kMaxBlockRows or 16][2 + padded_dim]: max, sum, values
   int slot_rows = 0;
-  unsigned long long* masks = nullptr;   // rows that want a tile
-  int32_t* list = nullptr;               // segments with any such tile
-  int32_t* list_size = nullptr;          // [blocks]
-  int32_t* seeds = nullptr;              // [blocks][kMaxBlockRows]; -1: none. Null before there are any
-  const uint8_t* super_heads = nullptr;  // [kv heads] super-tile boxes are kept
-  DeviceCounters* counters = nullptr;    // [heads]
+  unsigned long long* masks = nullptr;     // rows that want a tile
+  int32_t* list = nullptr;                 // segments with any such tile
+  int32_t* list_size = nullptr;            // [blocks]
+  int32_t* seeds = nullptr;                // [blocks][kMaxBlockRows]; -1: none. Null before there are any
+  unsigned long long* left_out = nullptr;  // [blocks][kMaxBlockRows] share of a row's mass, as in DeviceCounters
+  const uint8_t* super_heads = nullptr;    // [kv heads] super-tile boxes are kept
+  DeviceCounters* counters = nullptr;      // [heads]
 };
 
 // One kernel launch over num_items work items. All blocks of a launch have at most `max_rows` rows.
@@ -102,8 +106,13 @@ void attention_plain(const AttentionArgs& args, int num_items, cudaStream_t stre
 // Tensor cores: 16-bit operands, KV in kF16, kBF16, kI8 or kFp8, padded head_dim up to 128.
 // bias_floats: room for the bias of one stage, see bias_stage_floats().
 void attention_mma(const AttentionArgs& args, int num_items, int max_rows, int bias_floats, cudaStream_t stream);
-void prepare_attention_mma(int max_shared_bytes);
+// Query heads of one KV head, up to `most`, that fit into a block of a device with that much shared memory; 0: none do.
+int attention_mma_heads(const KvLayout& layout, int most, size_t shared_per_block);
+// Lets the kernel of this layout take what blocks of up to `heads` heads need.
+void prepare_attention_mma(const KvLayout& layout, int heads);
 bool attention_mma_supports(DType operand, const KvLayout& layout);
+// The 16-bit format of its products.
+DType attention_mma_format(const KvLayout& layout);
 // Keys of one step of the tensor-core pipeline.
 inline constexpr int kStageKeys = 32;
 constexpr int bias_stage_floats(int num_heads, int num_positions) {
@@ -117,6 +126,6 @@ void attention_merge(const AttentionArgs& args, int num_items, cudaStream_t stre
 void find_seeds(const AttentionArgs& args, int num_items, cudaStream_t stream);
 void mark_tiles(const AttentionArgs& args, int num_items, int max_supers, cudaStream_t stream);
 void list_segments(const AttentionArgs& args, int num_items, cudaStream_t stream);
-void prepare_certify();
+void prepare_certify(int head_dim);
 
 }  // namespace bam::cuda

@@ -111,6 +111,8 @@ bool attention_mma_supports(DType operand, const KvLayout& layout) {
           layout.dtype == DType::kFp8);
 }
 
+DType attention_mma_format(const KvLayout& layout) { return layout.dtype == DType::kBF16 ? DType::kBF16 : DType::kF16; }
+
 void attention_mma(const AttentionArgs& args, int num_items, int max_rows, int bias_floats, cudaStream_t stream) {
   const int threads = max_rows <= 16 ? 32 : kMaxThreads;
   with_config(args.kv.layout, [&](auto config) {
@@ -121,20 +123,36 @@ void attention_mma(const AttentionArgs& args, int num_items, int max_rows, int b
   });
 }
 
-void prepare_attention_mma(int max_shared_bytes) {
-  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kI8, DType::kFp8}) {
-    for (const int padded_dim : {32, 48, 64, 96, 128}) {
-      KvLayout layout;
-      layout.dtype = dtype;
-      layout.padded_dim = padded_dim;
-      with_config(layout, [&](auto config) {
-        using C = decltype(config);
-        const size_t most = SharedLayout<C>::bytes(kMaxThreads, bias_stage_floats(kMaxBlockRows, 1));
-        check(allow_shared(attention_mma_kernel<C>, std::min(most, static_cast<size_t>(max_shared_bytes))),
-              "cudaFuncSetAttribute(attention_mma)");
-      });
+namespace {
+
+// Dynamic bytes of the largest block of up to `heads` heads: fewer heads leave room for more positions.
+template <typename C>
+size_t largest_block_bytes(int heads) {
+  int floats = 0;
+  for (int h = 1; h <= heads; ++h) floats = std::max(floats, bias_stage_floats(h, kMaxBlockRows / heads));
+  return SharedLayout<C>::bytes(kMaxThreads, floats);
+}
+
+}  // namespace
+
+int attention_mma_heads(const KvLayout& layout, int most, size_t shared_per_block) {
+  int heads = 0;
+  with_config(layout, [&](auto config) {
+    using C = decltype(config);
+    cudaFuncAttributes attributes{};
+    check(cudaFuncGetAttributes(&attributes, attention_mma_kernel<C>), "cudaFuncGetAttributes(attention_mma)");
+    for (heads = most; heads > 0; --heads) {
+      if (largest_block_bytes<C>(heads) + attributes.sharedSizeBytes <= shared_per_block) break;
     }
-  }
+  });
+  return heads;
+}
+
+void prepare_attention_mma(const KvLayout& layout, int heads) {
+  with_config(layout, [&](auto config) {
+    using C = decltype(config);
+    check(allow_shared(attention_mma_kernel<C>, largest_block_bytes<C>(heads)), "cudaFuncSetAttribute(attention_mma)");
+  });
 }
 
 }  // namespace bam::cuda

@@ -39,13 +39,22 @@ struct BoundRow {
 };
 __device__ __forceinline__ int query_stride(int head_dim) { return head_dim | 1; }
 
+// A bound must hold for the query that attention multiplies with, after its rounding.
+__device__ __forceinline__ float rounded_query(DType format, float value) {
+  switch (format) {
+    case DType::kF16: return to_float(from_float<__half>(value));
+    case DType::kBF16: return to_float(from_float<__nv_bfloat16>(value));
+    default: return value;
+  }
+}
+
 // All threads; ends with a barrier.
 __device__ __forceinline__ void load_queries(const AttentionArgs& args, const QueryBlock& block, float* queries) {
   const int head_dim = args.kv.layout.head_dim, rows = num_rows(block);
   for (int i = static_cast<int>(threadIdx.x); i < rows * head_dim; i += kThreads) {
     const int row = i / head_dim, d = i % head_dim;
-    queries[row * query_stride(head_dim) + d] =
-        load_operand(args.operand, args.qkv, query_offset(args, block, row) + d);
+    const float value = load_operand(args.operand, args.qkv, query_offset(args, block, row) + d);
+    queries[row * query_stride(head_dim) + d] = rounded_query(args.query, value);
   }
   __syncthreads();
 }
@@ -157,8 +166,46 @@ __global__ void __launch_bounds__(kThreads) find_seeds_kernel(AttentionArgs args
     consider(tile, tile, layout.stats_offset, tile);
   }
   const int seed = best_of_row(best, where, mine, values, indices);
-  if (used && mine.other == 0) args.seeds[block_index * kMaxBlockRows + mine.row] = seed;
+  if (used && mine.other == 0) {
+    args.seeds[block_index * kMaxBlockRows + mine.row] = seed;
+    args.left_out[block_index * kMaxBlockRows + mine.row] = 0;
+  }
   if (tests != 0) atomicAdd(&args.counters[row.info.head].bound_tests, tests);
+}
+
+// What a row leaves out: an upper bound on its share of the softmax mass, added up in integers so that the order does
+// not matter.
+struct LeftOut {
+  float lse;  // of the anchor
+  int first_key;
+  unsigned long long shares = 0;
+
+  // Tiles [first, last], where no logit is above `bound`.
+  __device__ __forceinline__ void add(int first, int last, float bound) {
+    const int begin = first * kTileKeys > first_key ? first * kTileKeys : first_key, end = (last + 1) * kTileKeys;
+    if (end > begin) add_share(static_cast<float>(end - begin) * exp2_approx((bound - lse) * kLog2E));
+  }
+  __device__ __forceinline__ void add_share(float share) {
+    shares += static_cast<unsigned long long>(fminf(share * (1.0f + kRounding), 1.0f) * kSharesInOne) + 1;
+  }
+};
+
+// Keys out of a head's static reach. The proof for all queries says epsilon / n per key; this query's own norm and the
+// norms of those keys usually say far less.
+__device__ __forceinline__ void leave_out_beyond_reach(const AttentionArgs& args, const QueryBlock& block,
+                                                       const BoundRow& row, LeftOut& left) {
+  const int beyond = args.window >= 0 ? 0 : row.info.first_key;
+  if (beyond == 0) return;
+  float share = args.epsilon * static_cast<float>(beyond) / static_cast<float>(row.info.position + 1);
+  const KeyStats* stats = tile_stats(args, block, row.info.first_key / kTileKeys, args.kv.layout.stats_offset);
+  const int near = row.info.position - row.info.first_key + 1;
+  if (stats != nullptr && row.head->decaying && near >= row.head->peak) {
+    const float prior =
+        row.info.bias_scale * row.head->bias[near < row.head->bias_size ? near : row.head->bias_size - 1];
+    const float bound = row.norm * stats->max_norm_prefix + prior + fabsf(prior) * kRounding;
+    share = fminf(share, static_cast<float>(beyond) * exp2_approx((bound - left.lse) * kLog2E));
+  }
+  left.add_share(share);
 }
 
 // What one row has to decide about one group of up to 16 tiles.
@@ -169,7 +216,7 @@ struct GroupDecision {
 
 __device__ __forceinline__ GroupDecision judge_group(const AttentionArgs& args, const QueryBlock& block,
                                                      const BoundRow& row, int first, int last, float threshold,
-                                                     unsigned long long& tests) {
+                                                     unsigned long long& tests, LeftOut& left) {
   const KvLayout& layout = args.kv.layout;
   const int last_key = last * kTileKeys + kTileKeys - 1, near = row.info.position - last_key;
   GroupDecision decision{last_key >= row.info.first_key, true};
@@ -178,8 +225,12 @@ __device__ __forceinline__ GroupDecision judge_group(const AttentionArgs& args, 
     // Nothing this old or older can matter: |q| |k| <= |q| max|k| of all keys up to here.
     if (const KeyStats* stats = tile_stats(args, block, last, layout.stats_offset)) {
       const float prior = row.info.bias_scale * row.head->bias[near];
-      decision.alive = !(row.norm * stats->max_norm_prefix + prior + fabsf(prior) * kRounding < threshold);
-      if (!decision.alive) return decision;
+      const float bound = row.norm * stats->max_norm_prefix + prior + fabsf(prior) * kRounding;
+      decision.alive = !(bound < threshold);
+      if (!decision.alive) {
+        left.add(first, last, bound);
+        return decision;
+      }
     }
   }
   if (args.super_heads[block.kv_head] == 0 || last - first + 1 != kSuperTiles) return decision;
@@ -189,23 +240,31 @@ __device__ __forceinline__ GroupDecision judge_group(const AttentionArgs& args, 
   const ContentBound content = content_bound(row, stats, layout.padded_dim);
   const float prior = prior_bound(row, first, last);
   decision.alive = !(content.centre + content.extent + prior < threshold);
+  if (!decision.alive) left.add(first, last, content.centre + content.extent + prior);
   // Tighter boxes can help only where the middle of the keys is below the threshold.
   decision.test_tiles = content.centre + prior < threshold;
   return decision;
 }
 
 __device__ __forceinline__ bool wants_tile(const AttentionArgs& args, const QueryBlock& block, const BoundRow& row,
-                                           int tile, float threshold, bool test_box, unsigned long long& tests) {
+                                           int tile, float threshold, bool test_box, unsigned long long& tests,
+                                           LeftOut& left) {
   if (tile * kTileKeys + kTileKeys - 1 < row.info.first_key) return false;
   if (tile_pointer(args.kv, block.pages, tile) == nullptr) return false;
   const KeyStats* stats = tile_stats(args, block, tile, args.kv.layout.stats_offset);
   if (stats == nullptr) return true;
   const float prior = prior_bound(row, tile, tile);
-  if (row.norm * stats->max_norm + prior < threshold) return false;
+  const float largest = row.norm * stats->max_norm + prior;
+  if (largest < threshold) {
+    left.add(tile, tile, largest);
+    return false;
+  }
   if (!test_box) return true;
   ++tests;
   const ContentBound content = content_bound(row, stats, args.kv.layout.padded_dim);
-  return !(content.centre + content.extent + prior < threshold);
+  const float bound = content.centre + content.extent + prior;
+  if (bound < threshold) left.add(tile, tile, bound);
+  return !(bound < threshold);
 }
 
 // grid: (items, groups of super-tiles). Writes masks of tiles first_tile ... D - 2.
@@ -225,6 +284,8 @@ __global__ void __launch_bounds__(kThreads) mark_tiles_kernel(AttentionArgs args
   const int newest = block.diagonal_tile - 2, last_group = newest / kSuperTiles,
             first_group = block.first_tile / kSuperTiles;
   unsigned long long tests = 0;
+  LeftOut left{lse, row.info.first_key};
+  if (used && mine.other == 0 && blockIdx.y == 0) leave_out_beyond_reach(args, block, row, left);
   for (int base = last_group - static_cast<int>(blockIdx.y) * mine.others; base >= first_group;
        base -= static_cast<int>(gridDim.y) * mine.others) {
     for (int i = static_cast<int>(threadIdx.x); i < mine.others * kSuperTiles * 2; i += kThreads)
@@ -234,9 +295,11 @@ __global__ void __launch_bounds__(kThreads) mark_tiles_kernel(AttentionArgs args
     if (used && group >= first_group) {
       const int first = group * kSuperTiles > block.first_tile ? group * kSuperTiles : block.first_tile;
       const int end = group * kSuperTiles + kSuperTiles - 1, last = end < newest ? end : newest;
-      const GroupDecision decision = judge_group(args, block, row, first, last, threshold, tests);
+      const GroupDecision decision = judge_group(args, block, row, first, last, threshold, tests, left);
       for (int t = last; decision.alive && t >= first; --t) {
-        if (t == seed || !wants_tile(args, block, row, t, threshold, decision.test_tiles, tests)) continue;
+        if (t == seed || !wants_tile(args, block, row, t, threshold, decision.test_tiles, tests, left)) {
+          continue;
+        }
         atomicOr(&masks[mine.other][t % kSuperTiles][mine.row / 32], 1u << mine.row % 32);
       }
     }
@@ -250,6 +313,7 @@ __global__ void __launch_bounds__(kThreads) mark_tiles_kernel(AttentionArgs args
     __syncthreads();
   }
   if (tests != 0) atomicAdd(&args.counters[row.info.head].bound_tests, tests);
+  if (left.shares != 0) atomicAdd(&args.left_out[block_index * kMaxBlockRows + mine.row], left.shares);
 }
 
 // grid: items; one warp. list = segments in which any row wants any tile, newest first.
@@ -271,6 +335,11 @@ __global__ void __launch_bounds__(32) list_segments_kernel(AttentionArgs args) {
     count += __popc(listed);
   }
   if (lane == 0) args.list_size[block_index] = count;
+  for (int row = lane; row < num_rows(block); row += 32) {
+    const unsigned long long shares = args.left_out[block_index * kMaxBlockRows + row];
+    const int head = block.first_head + row / block.num_positions;
+    if (shares != 0) atomicMax(&args.counters[head].left_out, shares);
+  }
 }
 
 size_t query_bytes(const AttentionArgs& args) {
@@ -296,8 +365,8 @@ void list_segments(const AttentionArgs& args, int num_items, cudaStream_t stream
         "list_segments_kernel");
 }
 
-void prepare_certify() {
-  const size_t most = static_cast<size_t>(kMaxBlockRows * 257) * sizeof(float);
+void prepare_certify(int head_dim) {
+  const size_t most = static_cast<size_t>(kMaxBlockRows * (head_dim | 1)) * sizeof(float);
   check(allow_shared(find_seeds_kernel, most), "cudaFuncSetAttribute(find_seeds)");
   check(allow_shared(mark_tiles_kernel, most), "cudaFuncSetAttribute(mark_tiles)");
 }

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "kernels/cuda/cuda_backend.h"
 
 namespace bam::cuda {
@@ -72,6 +73,7 @@ CudaAttention::~CudaAttention() {
 }
 
 std::unique_ptr<AttentionLayer> CudaBackend::make_attention(const AttentionSpec& spec) {
+  const auto device = context_.enter();
   auto layer = std::make_unique<CudaAttention>(*this);
   layer->spec = spec;
   for (int h = 0; h < spec.num_heads; ++h) {
@@ -106,11 +108,9 @@ std::unique_ptr<AttentionLayer> CudaBackend::make_attention(const AttentionSpec&
     layer->use_super.push_back(spec.window < 0 && unbounded);
   }
   layer->super_heads = DeviceMemory(layer->use_super.size());
-  BAM_CUDA(
-      cudaMemcpy(layer->super_heads.data(), layer->use_super.data(), layer->use_super.size(), cudaMemcpyHostToDevice));
+  copy_in(layer->super_heads, layer->use_super.data());
   layer->head_params = DeviceMemory(layer->heads.size() * sizeof(HeadParams));
-  BAM_CUDA(
-      cudaMemcpy(layer->head_params.data(), layer->heads.data(), layer->head_params.size(), cudaMemcpyHostToDevice));
+  copy_in(layer->head_params, layer->heads.data());
   if (spec.encoding == PositionEncoding::kRope || spec.encoding == PositionEncoding::kRopeLocal) {
     layer->rope_memory = rope_tables(spec);
     layer->rope.half = spec.head_dim / 2;
@@ -123,6 +123,7 @@ std::unique_ptr<AttentionLayer> CudaBackend::make_attention(const AttentionSpec&
   layer->counters->offset = counters_used_;
   layer->counters->seen.resize(static_cast<size_t>(spec.num_heads));
   layer->counters->pairs.resize(static_cast<size_t>(spec.num_heads));
+  layer->counters->left_out.resize(static_cast<size_t>(spec.num_heads));
   counters_used_ += spec.num_heads;
   BAM_CUDA(cudaMemsetAsync(counters_.as<DeviceCounters>() + layer->counters->offset, 0,
                            static_cast<size_t>(spec.num_heads) * sizeof(DeviceCounters), stream_.get()));
@@ -154,6 +155,7 @@ std::shared_ptr<const DeviceMemory> CudaBackend::rope_tables(const AttentionSpec
 }
 
 void CudaBackend::reserve_positions(std::span<AttentionLayer* const> layers, int64_t num_positions) {
+  const auto device = context_.enter();
   const int64_t target = std::min(kMaxPositions, (num_positions + kPositionStep - 1) / kPositionStep * kPositionStep);
   for (AttentionLayer* base : layers) {
     auto& layer = static_cast<CudaAttention&>(*base);
@@ -183,6 +185,41 @@ void CudaBackend::reserve_positions(std::span<AttentionLayer* const> layers, int
   }
 }
 
+bool CudaBackend::on_tensor_cores(const KvLayout& layout) const {
+  return tensor_cores_ && attention_mma_supports(operand_, layout);
+}
+
+int CudaBackend::heads_at_once(int group, const KvLayout& layout) {
+  for (const Prepared& known : prepared_) {
+    if (known.dtype == layout.dtype && known.head_dim == layout.head_dim && known.group == group) return known.heads;
+  }
+  prepare_certify(layout.head_dim);
+  int heads = std::min(group, kMaxBlockRows);
+  if (on_tensor_cores(layout)) {
+    heads = attention_mma_heads(layout, heads, context_.shared_per_block());
+    if (heads == 0) {
+      throw Error("head_dim {} with {} keys and values needs more shared memory than the {} bytes of {}",
+                  layout.head_dim, dtype_name(layout.dtype), context_.shared_per_block(), context_.name());
+    }
+    prepare_attention_mma(layout, heads);
+  } else if (tensor_cores_) {
+    log::warn(
+        "attention runs without tensor cores, many times slower: {} keys and values of head_dim {} (tensor cores "
+        "take f16, bf16, int8 and fp8 up to head_dim 128)",
+        dtype_name(layout.dtype), layout.head_dim);
+  }
+  prepared_.push_back({layout.dtype, layout.head_dim, group, heads});
+  return heads;
+}
+
+void CudaBackend::prepare_attention(std::span<AttentionLayer* const> layers, const KvLayout& layout) {
+  const auto device = context_.enter();
+  for (AttentionLayer* layer : layers) {
+    const AttentionSpec& spec = static_cast<CudaAttention&>(*layer).spec;
+    heads_at_once(spec.num_heads / spec.num_kv_heads, layout);
+  }
+}
+
 CudaBackend::Table CudaBackend::upload_table(const AttentionSpec& spec, const SequenceRows& sequence, int64_t num_tiles,
                                              const KvLayout& layout) {
   Table table;
@@ -191,10 +228,10 @@ CudaBackend::Table CudaBackend::upload_table(const AttentionSpec& spec, const Se
   table.num_pages = (num_tiles + layout.tiles_per_page() - 1) / layout.tiles_per_page();
   const auto bytes = static_cast<size_t>(table.num_pages) * sizeof(int32_t);
   // Writing K and V and attending to them need the same table; its entries may have changed since.
-  for (const Table& known : tables_) {
-    if (known.source != table.source || known.source_stride != table.source_stride ||
-        known.num_pages != table.num_pages)
-      continue;
+  const auto [first, last] = tables_.equal_range(table.source);
+  for (auto it = first; it != last; ++it) {
+    const Table& known = it->second;
+    if (known.source_stride != table.source_stride || known.num_pages != table.num_pages) continue;
     bool same = true;
     for (int64_t head = 0; head < spec.num_kv_heads && same; ++head) {
       same = std::memcmp(known.host + head * table.num_pages, table.source + head * table.source_stride, bytes) == 0;
@@ -210,12 +247,13 @@ CudaBackend::Table CudaBackend::upload_table(const AttentionSpec& spec, const Se
                            cudaMemcpyHostToDevice, stream_.get()));
   table.host = static_cast<const int32_t*>(slice.host);
   table.device = static_cast<const int32_t*>(slice.device);
-  tables_.push_back(table);
+  tables_.emplace(table.source, table);
   return table;
 }
 
 void CudaBackend::write_kv(const AttentionLayer& attention_layer, const KvCacheView& kv,
                            std::span<const SequenceRows> sequences, void* qkv) {
+  const auto device = context_.enter();
   const auto& layer = static_cast<const CudaAttention&>(attention_layer);
   std::vector<KvWriteItem> items;
   std::vector<KvChainItem> chains;
@@ -249,8 +287,8 @@ void CudaBackend::plan_blocks(const CudaAttention& layer, const KvLayout& layout
                               const AttentionOptions& options) {
   const AttentionSpec& spec = layer.spec;
   const int group = spec.num_heads / spec.num_kv_heads;
-  const int heads_at_once = std::min(group, kMaxBlockRows);
-  const int64_t positions_at_once = kMaxBlockRows / heads_at_once;
+  const int most_heads = heads_at_once(group, layout);
+  const int64_t positions_at_once = kMaxBlockRows / most_heads;
   for (auto& by_size : classes_) {
     for (BlockClass& one : by_size) one = {std::move(one.blocks), 0, 0}, one.blocks.clear();
   }
@@ -260,7 +298,7 @@ void CudaBackend::plan_blocks(const CudaAttention& layer, const KvLayout& layout
       const int64_t position = seq.start_pos + r, tile = position / kTileKeys;
       const int64_t count = std::min({positions_at_once, seq.num_rows - r, (tile + 1) * kTileKeys - position});
       for (int h = 0; h < spec.num_heads;) {
-        const int heads = std::min(heads_at_once, (h / group + 1) * group - h);
+        const int heads = std::min(most_heads, (h / group + 1) * group - h);
         bool bounded = true;
         int64_t reach = spec.window;
         for (int i = h; i < h + heads && spec.window < 0; ++i) {
@@ -288,6 +326,14 @@ void CudaBackend::plan_blocks(const CudaAttention& layer, const KvLayout& layout
         for (int i = h; i < h + heads; ++i) {
           const int64_t first = spec.window < 0 ? 0 : block.first_tile;
           layer.counters->pairs[static_cast<size_t>(i)] += static_cast<uint64_t>(count * (tile - first + 1));
+          // Without bounds only the static reach leaves anything out; what was proved of it is known here.
+          const int64_t own = spec.window < 0 && options.certified && !certify ? head_reach(spec, i) : -1;
+          const int64_t last = position + count - 1;
+          if (own >= 0 && last > own) {
+            float& left_out = layer.counters->left_out[static_cast<size_t>(i)];
+            left_out =
+                std::max(left_out, options.epsilon * static_cast<float>(last - own) / static_cast<float>(last + 1));
+          }
         }
         h += heads;
       }
@@ -300,7 +346,7 @@ void CudaBackend::launch_attention(AttentionArgs args, std::span<const WorkItem>
   if (items.empty()) return;
   args.items = upload(items);
   const auto count = static_cast<int>(items.size());
-  if (tensor_cores_ && attention_mma_supports(operand_, args.kv.layout)) {
+  if (on_tensor_cores(args.kv.layout)) {
     attention_mma(args, count, of.max_rows, of.bias_floats, stream_.get());
   } else {
     attention_plain(args, count, stream_.get());
@@ -310,7 +356,7 @@ void CudaBackend::launch_attention(AttentionArgs args, std::span<const WorkItem>
 void CudaBackend::run_blocks(std::span<QueryBlock> blocks, const BlockClass& of, bool bounded, AttentionArgs args) {
   // Few blocks are split over the device; how far changes nothing in the result.
   const auto count = static_cast<int>(blocks.size());
-  const int workers = multiprocessors_ * (of.max_rows <= kSmallRows ? 16 : 4);
+  const int workers = context_.multiprocessors() * (of.max_rows <= kSmallRows ? 16 : 4);
   const int most_parts = std::max(1, workers / count);
   std::vector<WorkItem> anchors, items, merges, every;
   int slots = 0, masks = 0, lists = 0, supers = 0;
@@ -347,6 +393,7 @@ void CudaBackend::run_blocks(std::span<QueryBlock> blocks, const BlockClass& of,
     args.list = lists_.reserve<int32_t>(static_cast<size_t>(lists));
     args.list_size = list_sizes_.reserve<int32_t>(static_cast<size_t>(count));
     args.seeds = seeds_.reserve<int32_t>(static_cast<size_t>(count) * kMaxBlockRows);
+    args.left_out = left_out_.reserve<unsigned long long>(static_cast<size_t>(count) * kMaxBlockRows);
     AttentionArgs all = args;
     all.items = upload(std::span<const WorkItem>(every));
     find_seeds(all, count, stream_.get());
@@ -387,6 +434,7 @@ void CudaBackend::run_class(BlockClass& of, bool bounded, AttentionArgs args) {
 void CudaBackend::attention(const AttentionLayer& attention_layer, const KvCacheView& kv,
                             std::span<const SequenceRows> queries, std::span<const int32_t> query_rows, const void* qkv,
                             const AttentionOptions& options, void* out, std::span<AttentionCounters> per_head) {
+  const auto device = context_.enter();
   const auto& layer = static_cast<const CudaAttention&>(attention_layer);
   const AttentionSpec& spec = layer.spec;
   BAM_CHECK(per_head.size() == static_cast<size_t>(spec.num_heads));
@@ -401,9 +449,11 @@ void CudaBackend::attention(const AttentionLayer& attention_layer, const KvCache
   args.out = out;
   args.out_stride = int64_t{spec.num_heads} * spec.head_dim;
   args.operand = operand_;
+  args.query = on_tensor_cores(kv.layout) ? attention_mma_format(kv.layout) : DType::kF32;
   args.window = static_cast<int>(spec.window);
   args.certified = options.certified;
   args.log_epsilon = static_cast<float>(std::log(static_cast<double>(options.epsilon)));
+  args.epsilon = options.epsilon;
   args.super_heads = layer.super_heads.as<uint8_t>();
   args.counters = counters_.as<DeviceCounters>() + layer.counters->offset;
   for (const bool bounded : {true, false}) {

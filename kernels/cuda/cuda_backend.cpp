@@ -86,20 +86,10 @@ uint64_t fingerprint(const HostMatrix& table) {
 
 }  // namespace
 
-CudaBackend::CudaBackend(const BackendOptions& options) : operand_(operand_format(options.operands)) {
-  cudaDeviceProp properties{};
-  int device = 0;
-  BAM_CUDA(cudaGetDevice(&device));
-  BAM_CUDA(cudaGetDeviceProperties(&properties, device));
-  device_name_ = properties.name;
-  capability_ = properties.major * 10 + properties.minor;
-  multiprocessors_ = properties.multiProcessorCount;
-  tensor_cores_ = capability_ >= kTensorCapability && operand_ != DType::kF32;
-  if (tensor_cores_) {
-    prepare_gemm_mma();
-    prepare_attention_mma(static_cast<int>(properties.sharedMemPerBlockOptin));
-  }
-  prepare_certify();
+CudaBackend::CudaBackend(const BackendOptions& options)
+    : context_(options.device), operand_(operand_format(options.operands)) {
+  tensor_cores_ = context_.capability() >= kTensorCapability && operand_ != DType::kF32;
+  if (tensor_cores_) prepare_gemm_mma();
   if (options.gemm != "own") cublas_ = std::make_unique<Cublas>(stream_.get(), options.gemm == "cublas-tf32");
   counters_ = DeviceMemory(kMaxCounters * sizeof(DeviceCounters));
   counter_result_ = PinnedMemory(kMaxCounters * sizeof(DeviceCounters));
@@ -107,17 +97,20 @@ CudaBackend::CudaBackend(const BackendOptions& options) : operand_(operand_forma
 }
 
 CudaBackend::~CudaBackend() {
+  const auto device = context_.enter();
   graph_.abandon(stream_.get());
   (void)cudaStreamSynchronize(stream_.get());
 }
 
 std::string CudaBackend::description() const {
-  return fmt::format("cuda ({}, compute capability {}.{}, {} multiprocessors, {} operands{}{})", device_name_,
-                     capability_ / 10, capability_ % 10, multiprocessors_, dtype_name(operand_),
-                     tensor_cores_ ? " on tensor cores" : "", cublas_ ? ", " + cublas_->description() : "");
+  return fmt::format("cuda:{} ({}, compute capability {}.{}, {} multiprocessors, {} operands{}{})", context_.device(),
+                     context_.name(), context_.capability() / 10, context_.capability() % 10,
+                     context_.multiprocessors(), dtype_name(operand_), tensor_cores_ ? " on tensor cores" : "",
+                     cublas_ ? ", " + cublas_->description() : "");
 }
 
 size_t CudaBackend::free_memory_bytes() const {
+  const auto device = context_.enter();
   size_t free = 0, total = 0;
   BAM_CUDA(cudaMemGetInfo(&free, &total));
   return free;
@@ -126,18 +119,32 @@ size_t CudaBackend::free_memory_bytes() const {
 void CudaBackend::synchronize() {
   graph_.finish(stream_.get());
   BAM_CUDA(cudaStreamSynchronize(stream_.get()));
+  forget_step();
+}
+
+void CudaBackend::forget_step() {
+  uploads_.reset();
   staging_.reset();
   tables_.clear();
   retired_.clear();
-  for (Scratch* scratch : {&slots_, &masks_, &lists_, &list_sizes_, &seeds_, &quantised_, &quantised_scale_, &products_,
-                           &converted_, &draw_work_, &drawn_}) {
+  for (Scratch* scratch : {&slots_, &masks_, &lists_, &list_sizes_, &seeds_, &left_out_, &quantised_, &quantised_scale_,
+                           &products_, &converted_, &draw_work_, &drawn_}) {
     scratch->reset();
   }
 }
 
 CudaBuffer::~CudaBuffer() { backend.settle(); }
 
+void CudaBackend::abandon_step() noexcept {
+  const auto device = context_.enter();
+  graph_.abandon(stream_.get());
+  // What was issued before the failure still runs; its inputs must stay until then.
+  if (cudaStreamSynchronize(stream_.get()) == cudaSuccess) forget_step();
+  (void)cudaGetLastError();
+}
+
 void CudaBackend::settle() noexcept {
+  const auto device = context_.enter();
   if (!graph_.recording()) return;
   try {
     synchronize();
@@ -148,12 +155,16 @@ void CudaBackend::settle() noexcept {
 
 void CudaBackend::copy_in(const DeviceMemory& to, const void* from) {
   graph_.finish(stream_.get());  // a recorded copy would read its source too late
-  BAM_CUDA(cudaMemcpyAsync(to.data(), from, to.size(), cudaMemcpyHostToDevice, stream_.get()));
+  uploads_.copy(to.data(), from, to.size(), stream_.get());
 }
 
-std::unique_ptr<DeviceBuffer> CudaBackend::allocate(size_t bytes) { return std::make_unique<CudaBuffer>(*this, bytes); }
+std::unique_ptr<DeviceBuffer> CudaBackend::allocate(size_t bytes) {
+  const auto device = context_.enter();
+  return std::make_unique<CudaBuffer>(*this, bytes);
+}
 
 std::unique_ptr<LinearWeights> CudaBackend::make_linear(std::span<const HostMatrix> parts, DType weight_dtype) {
+  const auto device = context_.enter();
   auto linear = std::make_unique<CudaLinear>();
   linear->k = parts.front().cols;
   // Tensor cores multiply numbers of one format: weights take that of the operands.
@@ -177,6 +188,7 @@ std::unique_ptr<LinearWeights> CudaBackend::make_linear(std::span<const HostMatr
 }
 
 std::unique_ptr<DeviceBuffer> CudaBackend::make_vector(std::span<const float> values) {
+  const auto device = context_.enter();
   auto buffer = std::make_unique<CudaBuffer>(*this, values.size_bytes());
   copy_in(buffer->memory, values.data());
   return buffer;
@@ -196,12 +208,14 @@ const void* CudaBackend::embedding_on_device(const HostMatrix& table) {
     synchronize();  // kernels may still read what is dropped here
     embeddings_.erase(gone != embeddings_.end() ? gone : embeddings_.begin());
   }
-  embeddings_.push_back({table, print, DeviceMemory(static_cast<size_t>(table.rows) * row_bytes(table))});
-  copy_in(embeddings_.back().memory, table.data);
+  Embedding next{table, print, DeviceMemory(static_cast<size_t>(table.rows) * row_bytes(table))};
+  copy_in(next.memory, table.data);
+  embeddings_.push_back(std::move(next));  // only once it is there
   return embeddings_.back().memory.data();
 }
 
 void CudaBackend::embed(const HostMatrix& table, std::span<const int32_t> tokens, float* x) {
+  const auto device = context_.enter();
   graph_.finish(stream_.get());  // of a step that nobody read
   if (staging_.outstanding_bytes() > kMaxStagedBytes) synchronize();
   tables_.clear();  // a new step: block tables have changed
@@ -212,6 +226,7 @@ void CudaBackend::embed(const HostMatrix& table, std::span<const int32_t> tokens
 }
 
 void CudaBackend::add_sinusoidal(std::span<const SequenceRows> sequences, double theta, int64_t hidden, float* x) {
+  const auto device = context_.enter();
   for (const SequenceRows& seq : sequences) {
     std::vector<int32_t> positions(static_cast<size_t>(seq.num_rows));
     for (int64_t r = 0; r < seq.num_rows; ++r)
@@ -223,12 +238,14 @@ void CudaBackend::add_sinusoidal(std::span<const SequenceRows> sequences, double
 
 void CudaBackend::rms_norm(const float* x, const DeviceBuffer& weight, float eps, int64_t rows, int64_t hidden,
                            void* out) {
+  const auto device = context_.enter();
   if (rows == 0) return;
   rms_norm_rows(x, static_cast<const CudaBuffer&>(weight).memory.as<float>(), eps, rows, hidden, operand_, out,
                 stream_.get());
 }
 
 void CudaBackend::swiglu(const void* in, int64_t rows, int64_t intermediate, void* out) {
+  const auto device = context_.enter();
   if (rows == 0) return;
   swiglu_rows(operand_, in, rows, intermediate, out, stream_.get());
 }
@@ -246,6 +263,7 @@ void CudaBackend::linear_logits(const LinearWeights& weights, const void* in, in
 }
 
 void CudaBackend::gemm(const LinearWeights& weights, const void* in, int64_t rows, void* out, GemmOutput output) {
+  const auto device = context_.enter();
   if (rows == 0) return;
   const auto& linear = static_cast<const CudaLinear&>(weights);
   GemmArgs args{.x = in,
@@ -281,6 +299,7 @@ void CudaBackend::gemm(const LinearWeights& weights, const void* in, int64_t row
 }
 
 void CudaBackend::gather_rows(const float* in, std::span<const int32_t> rows, int64_t hidden, float* out) {
+  const auto device = context_.enter();
   if (rows.empty()) return;
   gather_float_rows(in, upload(rows), static_cast<int64_t>(rows.size()), hidden, out, stream_.get());
 }

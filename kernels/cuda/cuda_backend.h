@@ -7,14 +7,17 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/context.h"
 #include "kernels/cuda/cublas.h"
 #include "kernels/cuda/graph.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/memory.h"
+#include "kernels/cuda/page_swap.h"
 
 namespace bam::cuda {
 
@@ -25,7 +28,7 @@ inline constexpr size_t kMaxStagedBytes = size_t{64} << 20;
 inline constexpr int64_t kMaxCounters = int64_t{1} << 16;  // heads of all layers of all models
 
 struct CudaBuffer final : DeviceBuffer {
-  CudaBuffer(CudaBackend& owner, size_t bytes) : backend(owner), memory(bytes) {}
+  CudaBuffer(CudaBackend& owner, size_t bytes) : backend(owner), memory(bytes) {}  // on the current device
   ~CudaBuffer() override;
   void* data() override { return memory.data(); }
   size_t size_bytes() const override { return memory.size(); }
@@ -56,6 +59,7 @@ struct LayerCounters {
   int64_t offset = 0;                   // of this layer's heads among all counters of the device
   std::vector<DeviceCounters> seen;     // [heads] what the host has taken over already
   std::vector<uint64_t> pairs;          // [heads] (row, tile) pairs asked for since then
+  std::vector<float> left_out;          // [heads] by static reach alone
   std::span<AttentionCounters> target;  // where they go; empty: nothing pending
 };
 
@@ -89,6 +93,8 @@ class CudaBackend final : public Backend {
   std::unique_ptr<DeviceBuffer> make_vector(std::span<const float> values) override;
   std::unique_ptr<AttentionLayer> make_attention(const AttentionSpec& spec) override;
   void reserve_positions(std::span<AttentionLayer* const> layers, int64_t num_positions) override;
+  void prepare_attention(std::span<AttentionLayer* const> layers, const KvLayout& layout) override;
+  void abandon_step() noexcept override;
   void embed(const HostMatrix& table, std::span<const int32_t> tokens, float* x) override;
   void add_sinusoidal(std::span<const SequenceRows> sequences, double theta, int64_t hidden, float* x) override;
   void rms_norm(const float* x, const DeviceBuffer& weight, float eps, int64_t rows, int64_t hidden,
@@ -137,6 +143,11 @@ class CudaBackend final : public Backend {
   T* upload(std::span<const T> values);
   // Ordinary host memory to the device, in stream order: the source may go when this returns.
   void copy_in(const DeviceMemory& to, const void* from);
+  // Everything that was handed out in this step is free again.
+  void forget_step();
+  bool on_tensor_cores(const KvLayout& layout) const;
+  // Query heads of one KV head that one block takes; kernels are prepared for it when it is asked for the first time.
+  int heads_at_once(int group, const KvLayout& layout);
   // The block table of one layer of one sequence, as far as `num_tiles` reach.
   struct Table {
     const int32_t* source = nullptr;  // host, to recognise it
@@ -157,18 +168,17 @@ class CudaBackend final : public Backend {
   void launch_attention(AttentionArgs args, std::span<const WorkItem> items, const BlockClass& of);
   std::shared_ptr<const DeviceMemory> rope_tables(const AttentionSpec& spec);
 
+  CudaContext context_;  // first: what follows is made on its device
   DType operand_ = DType::kF16;
-  std::string device_name_;
-  int capability_ = 0;  // 80: compute capability 8.0
-  int multiprocessors_ = 1;
   bool tensor_cores_ = false;
   Stream stream_;
+  Uploads uploads_;
   Event step_end_;
   PageSwap swap_;
   StepGraph graph_;
   Staging staging_;
-  Scratch slots_, masks_, lists_, list_sizes_, seeds_, quantised_, quantised_scale_, products_, converted_, draw_work_,
-      drawn_;
+  Scratch slots_, masks_, lists_, list_sizes_, seeds_, left_out_, quantised_, quantised_scale_, products_, converted_,
+      draw_work_, drawn_;
   PinnedMemory result_;    // bounce buffer of reads
   DeviceMemory counters_;  // [kMaxCounters] DeviceCounters of all layers
   int64_t counters_used_ = 0;
@@ -181,11 +191,18 @@ class CudaBackend final : public Backend {
     DeviceMemory memory;
   };
   std::vector<Embedding> embeddings_;
-  std::vector<Table> tables_;           // uploaded since the last wait
+  // Uploaded in this step, by source: writing K and V and attending to them need the same table.
+  std::unordered_multimap<const int32_t*, Table> tables_;
   std::vector<LayerCounters*> layers_;  // of all living layers
   std::map<std::array<double, 6>, std::weak_ptr<BiasTable>> known_tables_;
   std::weak_ptr<const DeviceMemory> known_rope_;
   std::array<double, 2> known_rope_key_ = {};
+  // What kernels were prepared for.
+  struct Prepared {
+    DType dtype;
+    int head_dim, group, heads;
+  };
+  std::vector<Prepared> prepared_;
   BlockClass classes_[2][2];        // [bounded][more than 16 rows]
   std::unique_ptr<Cublas> cublas_;  // null: own kernels multiply
 };

@@ -19,6 +19,7 @@ void CudaBackend::finish_read() {
 }
 
 void CudaBackend::read_floats(const float* device, std::span<float> host) {
+  const auto scope = context_.enter();
   if (result_.size() < host.size_bytes()) result_ = PinnedMemory(host.size_bytes());
   BAM_CUDA(cudaMemcpyAsync(result_.as<float>(), device, host.size_bytes(), cudaMemcpyDeviceToHost, stream_.get()));
   finish_read();
@@ -26,6 +27,7 @@ void CudaBackend::read_floats(const float* device, std::span<float> host) {
 }
 
 void CudaBackend::read_operands(const void* device, std::span<float> host) {
+  const auto scope = context_.enter();
   if (operand_ == DType::kF32) return read_floats(static_cast<const float*>(device), host);
   auto* converted = converted_.reserve<float>(host.size());
   operands_to_float(operand_, device, static_cast<int64_t>(host.size()), converted, stream_.get());
@@ -42,6 +44,7 @@ void CudaBackend::collect_counters() {
       to.visited += visited;
       to.skipped += layer->pairs[h] - visited;
       to.bound_tests += now[h].bound_tests - layer->seen[h].bound_tests;
+      to.left_out = std::max({to.left_out, layer->left_out[h], static_cast<float>(now[h].left_out) / kSharesInOne});
       layer->seen[h] = now[h];
       layer->pairs[h] = 0;
     }
@@ -56,6 +59,7 @@ void CudaBackend::forget(const LayerCounters* counters) {
 
 void CudaBackend::draw_tokens(const float* logits, int64_t vocab_size, const DrawBatch& batch,
                               std::span<int32_t> tokens, std::span<const int32_t> wanted, std::span<float> host) {
+  const auto device = context_.enter();
   BAM_CHECK(supports_drawing(vocab_size) && tokens.size() == batch.rows.size());
   const auto vocab = static_cast<size_t>(vocab_size);
   const size_t row_bytes = vocab * sizeof(float), rows_begin = (tokens.size_bytes() + 15) / 16 * 16;
@@ -87,6 +91,7 @@ void CudaBackend::draw_tokens(const float* logits, int64_t vocab_size, const Dra
 }
 
 void CudaBackend::copy_page(const KvCacheView& kv, int32_t from, int32_t to) {
+  const auto device = context_.enter();
   const size_t bytes = kv.layout.page_bytes();
   BAM_CUDA(cudaMemcpyAsync(kv.base + static_cast<size_t>(to) * bytes, kv.base + static_cast<size_t>(from) * bytes,
                            bytes, cudaMemcpyDeviceToDevice, stream_.get()));
@@ -101,11 +106,12 @@ void CudaBackend::write_page(const KvCacheView& kv, int32_t page, std::span<cons
 }
 
 void CudaBackend::read_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<std::byte> out) {
+  const auto device = context_.enter();
   const size_t bytes = kv.layout.page_bytes();
   BAM_CHECK(out.size() == pages.size() * bytes);
   swap_.after(step_end());
   // While one half is on its way, the other is copied out.
-  const size_t per_half = std::max<size_t>(1, PageSwap::kHalfBytes / bytes);
+  const size_t per_half = PageSwap::pages_per_half(bytes);
   const size_t chunks = (pages.size() + per_half - 1) / per_half, first_half = swap_.next_half();
   const auto take = [&](size_t chunk) {
     const size_t first = chunk * per_half, count = std::min(per_half, pages.size() - first);
@@ -113,32 +119,21 @@ void CudaBackend::read_pages(const KvCacheView& kv, std::span<const int32_t> pag
   };
   for (size_t chunk = 0; chunk < chunks; ++chunk) {
     if (chunk >= 2) take(chunk - 2);
-    const size_t half = (first_half + chunk) % 2, end = std::min(pages.size(), (chunk + 1) * per_half);
-    std::byte* to = swap_.half(half, per_half * bytes);
-    for (size_t i = chunk * per_half; i < end; ++i, to += bytes) {
-      BAM_CUDA(cudaMemcpyAsync(to, kv.base + static_cast<size_t>(pages[i]) * bytes, bytes, cudaMemcpyDeviceToHost,
-                               swap_.stream()));
-    }
-    swap_.issued(half);
+    const size_t first = chunk * per_half;
+    swap_.read((first_half + chunk) % 2, kv, pages.subspan(first, std::min(per_half, pages.size() - first)));
   }
   for (size_t chunk = chunks - std::min<size_t>(chunks, 2); chunk < chunks; ++chunk) take(chunk);
 }
 
 void CudaBackend::write_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<const std::byte> in) {
+  const auto device = context_.enter();
   const size_t bytes = kv.layout.page_bytes();
   BAM_CHECK(in.size() == pages.size() * bytes);
   swap_.after(step_end());
-  const size_t per_half = std::max<size_t>(1, PageSwap::kHalfBytes / bytes);
+  const size_t per_half = PageSwap::pages_per_half(bytes);
   for (size_t first = 0; first < pages.size(); first += per_half) {
-    const size_t half = swap_.next_half();
-    std::byte* from = swap_.half(half, per_half * bytes);
-    const size_t end = std::min(pages.size(), first + per_half);
-    std::memcpy(from, in.data() + first * bytes, (end - first) * bytes);
-    for (size_t i = first; i < end; ++i, from += bytes) {
-      BAM_CUDA(cudaMemcpyAsync(kv.base + static_cast<size_t>(pages[i]) * bytes, from, bytes, cudaMemcpyHostToDevice,
-                               swap_.stream()));
-    }
-    swap_.issued(half);
+    const size_t count = std::min(per_half, pages.size() - first);
+    swap_.write(swap_.next_half(), kv, pages.subspan(first, count), in.subspan(first * bytes, count * bytes));
   }
   // Steps issued from here on see the pages; the host does not wait.
   BAM_CUDA(cudaStreamWaitEvent(stream_.get(), swap_.last()));
@@ -152,16 +147,47 @@ cudaEvent_t CudaBackend::step_end() {
 
 // ---- PageSwap ----
 
-std::byte* PageSwap::half(size_t index, size_t bytes) {
+// A half begins with its pages, their numbers follow: on the host and on the device alike.
+PageSwap::Half& PageSwap::prepare(size_t index, const KvCacheView& kv, std::span<const int32_t> pages) {
   wait(index);
-  if (halves_[index].size() < bytes) halves_[index] = PinnedMemory(bytes);
-  return halves_[index].as<std::byte>();
+  Half& half = halves_[index];
+  const size_t data = pages.size() * kv.layout.page_bytes(), bytes = data + pages.size_bytes();
+  if (half.host.size() < bytes) {
+    half.host = PinnedMemory(bytes);
+    half.device = DeviceMemory(bytes);
+  }
+  std::memcpy(half.host.as<std::byte>() + data, pages.data(), pages.size_bytes());
+  return half;
+}
+
+void PageSwap::read(size_t index, const KvCacheView& kv, std::span<const int32_t> pages) {
+  const Half& half = prepare(index, kv, pages);
+  const size_t bytes = kv.layout.page_bytes(), data = pages.size() * bytes;
+  BAM_CUDA(cudaMemcpyAsync(half.device.as<std::byte>() + data, half.host.as<std::byte>() + data, pages.size_bytes(),
+                           cudaMemcpyHostToDevice, stream_.get()));
+  move_pages(half.device.as<std::byte>(), kv.base, reinterpret_cast<const int32_t*>(half.device.as<std::byte>() + data),
+             static_cast<int>(pages.size()), bytes, false, stream_.get());
+  BAM_CUDA(cudaMemcpyAsync(half.host.as<std::byte>(), half.device.as<std::byte>(), data, cudaMemcpyDeviceToHost,
+                           stream_.get()));
+  issued(index);
+}
+
+void PageSwap::write(size_t index, const KvCacheView& kv, std::span<const int32_t> pages,
+                     std::span<const std::byte> in) {
+  const Half& half = prepare(index, kv, pages);
+  std::memcpy(half.host.as<std::byte>(), in.data(), in.size());
+  BAM_CUDA(cudaMemcpyAsync(half.device.as<std::byte>(), half.host.as<std::byte>(), in.size() + pages.size_bytes(),
+                           cudaMemcpyHostToDevice, stream_.get()));
+  move_pages(half.device.as<std::byte>(), kv.base,
+             reinterpret_cast<const int32_t*>(half.device.as<std::byte>() + in.size()), static_cast<int>(pages.size()),
+             kv.layout.page_bytes(), true, stream_.get());
+  issued(index);
 }
 
 const std::byte* PageSwap::wait(size_t index) {
   if (busy_[index]) BAM_CUDA(cudaEventSynchronize(done_[index].get()));
   busy_[index] = false;
-  return halves_[index].as<std::byte>();
+  return halves_[index].host.as<std::byte>();
 }
 
 void PageSwap::issued(size_t index) {

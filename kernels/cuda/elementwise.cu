@@ -91,7 +91,32 @@ __global__ void __launch_bounds__(kThreads)
 
 dim3 blocks(int64_t count) { return dim3(static_cast<unsigned>(count)); }
 
+// grid: (pages, parts of a page)
+__global__ void __launch_bounds__(kThreads)
+    move_pages_kernel(uint4* packed, uint4* cache, const int32_t* pages, long long words, bool to_cache) {
+  uint4* const one = packed + static_cast<long long>(blockIdx.x) * words;
+  uint4* const other = cache + pages[blockIdx.x] * words;
+  const uint4* const from = to_cache ? one : other;
+  uint4* const to = to_cache ? other : one;
+  for (long long i = static_cast<long long>(blockIdx.y) * kThreads + threadIdx.x; i < words;
+       i += static_cast<long long>(gridDim.y) * kThreads) {
+    to[i] = from[i];
+  }
+}
+
 }  // namespace
+
+void move_pages(void* packed, void* cache, const int32_t* pages, int count, size_t bytes, bool to_cache,
+                cudaStream_t stream) {
+  BAM_CHECK(bytes % sizeof(uint4) == 0);
+  if (count == 0) return;
+  const auto words = static_cast<long long>(bytes / sizeof(uint4));
+  const dim3 grid(static_cast<unsigned>(count),
+                  static_cast<unsigned>(std::min<int64_t>(ceil_div(words, 4 * kThreads), 64)));
+  check(launch(move_pages_kernel, grid, dim3(kThreads), 0, stream, static_cast<uint4*>(packed),
+               static_cast<uint4*>(cache), pages, words, to_cache),
+        "move_pages_kernel");
+}
 
 void embed_rows(const void* table, DType dtype, const int32_t* tokens, int64_t rows, int64_t hidden, float* x,
                 cudaStream_t stream) {

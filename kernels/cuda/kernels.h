@@ -28,6 +28,10 @@ void gather_float_rows(const float* in, const int32_t* rows, int64_t count, int6
                        cudaStream_t stream);
 void operands_to_float(DType operand, const void* in, int64_t count, float* out, cudaStream_t stream);
 
+// Pages of `bytes` (a multiple of 16) between a cache and `packed`, where they lie one behind the other.
+void move_pages(void* packed, void* cache, const int32_t* pages, int count, size_t bytes, bool to_cache,
+                cudaStream_t stream);
+
 // What B(d) of one head is made of; slope != 0: ALiBi.
 struct BiasFormula {
   PriorForm form = PriorForm::kScaleOutside;

@@ -35,10 +35,10 @@
 
 #define BAM_SHARED(type, name, ...)                                                                         \
   using name##_shared_type_ = type __VA_ARGS__;                                                             \
-  static char name##_shared_key_;                                                                           \
+  alignas(name##_shared_type_) static unsigned char name##_shared_key_[sizeof(name##_shared_type_)];        \
   static_assert(std::is_trivially_default_constructible_v<std::remove_all_extents_t<name##_shared_type_>>); \
   name##_shared_type_& name = *static_cast<name##_shared_type_*>(                                           \
-      ::cuda_emu::static_shared(&name##_shared_key_, sizeof(name##_shared_type_), alignof(name##_shared_type_)))
+      ::cuda_emu::static_shared(name##_shared_key_, sizeof(name##_shared_type_), alignof(name##_shared_type_)))
 
 #define BAM_DYNAMIC_SHARED(type, name) type* const name = static_cast<type*>(::cuda_emu::dynamic_shared())
 
@@ -62,9 +62,15 @@ namespace bam::cuda {
 
 inline constexpr size_t kDefaultSharedBytes = 48 * 1024;
 
-// Lets `kernel` be launched with up to `bytes` of dynamic shared memory on the current device.
+// Lets `kernel` be launched with up to `bytes` of dynamic shared memory on the current device, or with more if that was
+// allowed before. Static shared memory counts, too: both together must fit what a block may have.
 template <typename... Params>
 [[nodiscard]] cudaError_t allow_shared(void (*kernel)(Params...), size_t bytes) {
+  cudaFuncAttributes attributes{};
+  if (const cudaError_t status = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
+      status != cudaSuccess || static_cast<int>(bytes) <= attributes.maxDynamicSharedSizeBytes) {
+    return status;
+  }
   return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                               static_cast<int>(bytes));
 }

@@ -1,8 +1,10 @@
 #include "kernels/cuda/memory.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/error.h"
+#include "kernels/backend.h"
 
 namespace bam::cuda {
 namespace {
@@ -16,9 +18,32 @@ double mebibytes(size_t bytes) { return static_cast<double>(bytes) / (1u << 20);
 
 }  // namespace
 
+bool is_sticky(cudaError_t status) {
+  switch (status) {
+    case cudaErrorECCUncorrectable:
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case cudaErrorUnknown: return true;
+    // Not named by every toolkit that this builds with: NVLink errors, contained errors, leaks of tensor memory, errors
+    // of an external device.
+    default: return status == 220 || (status >= 721 && status <= 726);
+  }
+}
+
 void check(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
   (void)cudaGetLastError();  // the error was reported; a later call must not report it again
+  if (is_sticky(status)) {
+    throw DeviceLost("the GPU failed and this process cannot use it any more: {} ({}), seen by {}",
+                     cudaGetErrorString(status), cudaGetErrorName(status), call);
+  }
   throw Error("CUDA: {} failed: {} ({})", call, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
@@ -60,6 +85,24 @@ Event::Event() { BAM_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTimi
 
 Event::~Event() {
   if (event_ != nullptr) (void)cudaEventDestroy(event_);
+}
+
+void Uploads::copy(void* to, const void* from, size_t bytes, cudaStream_t stream) {
+  const auto* source = static_cast<const std::byte*>(from);
+  for (size_t done = 0; done < bytes;) {
+    const size_t part = std::min(bytes - done, kHalfBytes);
+    Half& half = halves_[next_];
+    next_ = 1 - next_;
+    if (half.busy) BAM_CUDA(cudaEventSynchronize(half.done.get()));
+    half.busy = false;
+    if (half.memory.size() < part) half.memory = PinnedMemory(part);
+    std::memcpy(half.memory.as<std::byte>(), source + done, part);
+    BAM_CUDA(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, half.memory.as<std::byte>(), part,
+                             cudaMemcpyHostToDevice, stream));
+    BAM_CUDA(cudaEventRecord(half.done.get(), stream));
+    half.busy = true;
+    done += part;
+  }
 }
 
 Staging::Slice Staging::take(size_t bytes) {

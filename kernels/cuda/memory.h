@@ -10,7 +10,10 @@
 
 namespace bam::cuda {
 
-// Throws bam::Error unless `status` is success. `call` names what was tried.
+// Errors after which nothing works any more on the device for this process.
+bool is_sticky(cudaError_t status);
+// Throws unless `status` is success: DeviceLost (kernels/backend.h) if it is sticky, else bam::Error. `call` names what
+// was tried.
 void check(cudaError_t status, const char* call);
 
 #define BAM_CUDA(call) ::bam::cuda::check((call), #call)
@@ -94,30 +97,23 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-// Pages between host and device on a stream of their own, through two halves of pinned memory: one is filled or emptied
-// by the host while the other is on its way.
-class PageSwap {
+// Ordinary host memory to the device in stream order, through two halves of pinned memory: the source may go when
+// copy() returns. A pageable copy would be read at a time of the driver's choice.
+class Uploads {
  public:
-  static constexpr size_t kHalfBytes = size_t{4} << 20;
-
-  ~PageSwap();
-  cudaStream_t stream() const { return stream_.get(); }
-  // Copies issued from now on wait for `event`.
-  void after(cudaEvent_t event);
-  size_t next_half() const { return 1 - last_; }
-  // Pinned memory of at least `bytes`; waits until its last copies are done.
-  std::byte* half(size_t index, size_t bytes);
-  // Its copies were issued, are done, and the last ones of all.
-  void issued(size_t index);
-  const std::byte* wait(size_t index);
-  cudaEvent_t last() const { return done_[last_].get(); }
+  void copy(void* to, const void* from, size_t bytes, cudaStream_t stream);
+  // The stream has been waited for.
+  void reset() { halves_[0].busy = halves_[1].busy = false; }
 
  private:
-  Stream stream_;
-  Event done_[2];
-  PinnedMemory halves_[2];
-  bool busy_[2] = {};
-  size_t last_ = 1;
+  static constexpr size_t kHalfBytes = size_t{4} << 20;
+  struct Half {
+    PinnedMemory memory;
+    Event done;
+    bool busy = false;
+  };
+  Half halves_[2];
+  size_t next_ = 0;
 };
 
 // Small inputs of kernels on their way to the device: written to pinned memory, copied in stream order, forgotten at

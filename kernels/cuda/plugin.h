@@ -11,6 +11,6 @@ namespace bam::cuda {
 std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options);
 
 // Throws bam::Error that says which is missing: a driver, a new enough one, a device, a new enough one.
-void check_device();
+void check_device(int device);
 
 }  // namespace bam::cuda

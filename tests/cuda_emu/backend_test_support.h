@@ -55,6 +55,7 @@ inline std::unique_ptr<DeviceBuffer> to_device(Backend& backend, const std::vect
     }
   }
   cuda_emu_test::check(cudaMemcpy(buffer->data(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
+  cuda_emu_test::check(cudaStreamSynchronize(nullptr));
   return buffer;
 }
 

@@ -22,6 +22,7 @@ class DeviceArray {
   explicit DeviceArray(size_t n) : size_(n) { check(cudaMalloc(&data_, n * sizeof(T))); }
   explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) {
     check(cudaMemcpy(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice));
+    check(cudaDeviceSynchronize());  // streams do not wait for a pageable copy
   }
   ~DeviceArray() { static_cast<void>(cudaFree(data_)); }
   DeviceArray(const DeviceArray&) = delete;

@@ -53,7 +53,8 @@ std::vector<Outcome> run(bool device_sampling) {
   for (const auto& sink : sinks) outcomes.push_back(sink->wait());
   const uint64_t steps = engine.stats().steps, waits = cuda_emu::statistics().host_waits - start;
   EXPECT_GE(steps, 6u);
-  EXPECT_LE(waits, steps) << "a step waits for the device once";
+  // The first one also sends the embedding, through pinned memory that weights may still be leaving.
+  EXPECT_LE(waits, steps + 1) << "a step waits for the device once";
   return outcomes;
 }
 

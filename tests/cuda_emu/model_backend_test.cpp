@@ -144,10 +144,10 @@ TEST(ModelOnDevice, DecodeStepsAreGraphsByBatchSize) {
     uint64_t graphs, instantiations, updates;
   };
   const auto expect_step = [&](const std::vector<ModelHarness::Piece>& pieces, const Step& step) {
-    const cuda_emu::Statistics before = cuda_emu::statistics();
     std::vector<int32_t> wanted;
     for (const auto& piece : pieces)
       wanted.push_back((wanted.empty() ? -1 : wanted.back()) + static_cast<int32_t>(piece.tokens.size()));
+    const cuda_emu::Statistics before = cuda_emu::statistics();
     const auto logits = device.step(pieces, wanted);
     const cuda_emu::Statistics after = cuda_emu::statistics();
     EXPECT_EQ(after.host_waits - before.host_waits, 1u);
@@ -163,9 +163,10 @@ TEST(ModelOnDevice, DecodeStepsAreGraphsByBatchSize) {
   const auto one = [&](int sequence, int64_t position) {
     return ModelHarness::Piece{sequence, {prompt[static_cast<size_t>(position)]}, position};
   };
+  device.step({{0, {prompt.begin(), prompt.begin() + 1}, 0}}, {0});  // sends the embedding
   expect_step({{0, {prompt.begin(), prompt.begin() + 80}, 0}}, {0, 0, 0});
   expect_step({{1, {prompt.begin(), prompt.begin() + 70}, 0}}, {0, 0, 0});
-  expect_step({one(0, 80)}, {1, 1, 0});
+  expect_step({one(0, 80)}, {1, 0, 1});
   expect_step({one(0, 81)}, {1, 0, 1});
   expect_step({one(0, 82), one(1, 70)}, {1, 1, 0});
   expect_step({one(1, 71)}, {1, 0, 1});

@@ -56,11 +56,14 @@ TEST(PageSwap, ABatchWaitsOnceAndWritingNotAtAll) {
   std::iota(ids.begin(), ids.end(), 0);
   const auto sent = random_bytes(ids.size() * pages.layout.page_bytes(), 9);
   std::vector<std::byte> back(sent.size());
-  const uint64_t start = cuda_emu::statistics().host_waits;
+  const cuda_emu::Statistics start = cuda_emu::statistics();
   backend->write_pages(pages.view, ids, sent);
-  EXPECT_EQ(cuda_emu::statistics().host_waits - start, 0u);
+  EXPECT_EQ(cuda_emu::statistics().host_waits - start.host_waits, 0u);
   backend->read_pages(pages.view, ids, back);
-  EXPECT_EQ(cuda_emu::statistics().host_waits - start, 1u);
+  EXPECT_EQ(cuda_emu::statistics().host_waits - start.host_waits, 1u);
+  // Data with page numbers there; page numbers there and data back: not one copy per page.
+  EXPECT_EQ(cuda_emu::statistics().copies - start.copies, 3u);
+  EXPECT_EQ(cuda_emu::statistics().launches - start.launches, 2u);
   EXPECT_TRUE(back == sent);
 }
 

@@ -75,7 +75,7 @@ TEST(EmulatedStreams, ResultsAreThereOnlyAfterASynchronisingCall) {
   EXPECT_EQ(cudaStreamQuery(stream), cudaSuccess);
 }
 
-TEST(EmulatedStreams, PinnedSourcesAreReadLateAndPageableOnesAtOnce) {
+TEST(EmulatedStreams, SourcesOfAsynchronousCopiesAreReadLate) {
   const Stream stream;
   const DeviceArray<int> a(1), b(1);
   const PinnedInt pinned;
@@ -83,9 +83,22 @@ TEST(EmulatedStreams, PinnedSourcesAreReadLateAndPageableOnesAtOnce) {
   int pageable = 1;
   check(cudaMemcpyAsync(a.data(), pinned.value, sizeof(int), cudaMemcpyHostToDevice, stream));
   check(cudaMemcpyAsync(b.data(), &pageable, sizeof(int), cudaMemcpyHostToDevice, stream));
-  *pinned.value = pageable = 2;  // too early for the pinned one
+  *pinned.value = pageable = 2;  // too early for both: the driver stages a pageable source or does not
   EXPECT_EQ(a.read()[0], 2);
-  EXPECT_EQ(b.read()[0], 1);
+  EXPECT_EQ(b.read()[0], 2);
+}
+
+TEST(EmulatedStreams, APageableCopyIsOrderedByTheLegacyStreamOnly) {
+  const Stream other;
+  const DeviceArray<int> value(std::vector<int>{1}), sum(std::vector<int>{0});
+  int source = 10;
+  check(cudaMemcpy(value.data(), &source, sizeof(int), cudaMemcpyHostToDevice));
+  source = 99;  // it was staged
+  check(launch(store_sum, 1, 1, 0, other, sum.data(), value.data(), value.data()));
+  check(cudaStreamSynchronize(other));
+  check(cudaStreamSynchronize(nullptr));
+  EXPECT_EQ(sum.read()[0], 2) << "a non-blocking stream waited for a copy on the legacy stream";
+  EXPECT_EQ(value.read()[0], 10);
 }
 
 TEST(EmulatedStreams, ACopyWithoutAStreamDoesNotWaitForNonBlockingStreams) {

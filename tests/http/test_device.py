@@ -200,7 +200,7 @@ class EmulatedDevice(unittest.TestCase):
 
     def test_machines_that_cannot_run_it_say_why(self):
         cases = [({"BAM_CUDA_EMU_DEVICES": "0"}, "no NVIDIA GPU was found"),
-                 ({"BAM_CUDA_EMU_DRIVER": "old"}, "driver is too old"),
+                 ({"BAM_CUDA_EMU_DRIVER": "old"}, "which comes with driver 580 and newer; a build with CUDA 12.8 runs from driver 525 on"),
                  ({"BAM_CUDA_EMU_CC": "75"}, "compute capability 7.5")]
         for environment, reason in cases:
             with self.subTest(reason=reason):
@@ -208,6 +208,36 @@ class EmulatedDevice(unittest.TestCase):
                 self.assertEqual(refused.returncode, 1, refused.stderr)
                 self.assertIn(reason, refused.stderr)
                 self.assertEqual(self.run_on("auto", tokens=2, **environment).returncode, 0)
+
+    def test_one_of_several_gpus(self):
+        two = {"BAM_CUDA_EMU_DEVICES": "2"}
+        first, second = self.run_on("cuda:0", **two), self.run_on("cuda:1", **two)
+        self.assertEqual((first.returncode, second.returncode), (0, 0), first.stderr + second.stderr)
+        self.assertEqual(first.stdout, second.stdout)
+        missing = self.run_on("cuda:2", **two)
+        self.assertEqual(missing.returncode, 1, missing.stderr)
+        self.assertIn("there is no GPU 2: the machine shows 2 (cuda:0 to cuda:1)", missing.stderr)
+        for wrong in ("cuda:", "cuda:x", "cuda:-1", "cuda:99999", "cuda0"):
+            self.assertEqual(self.run_on(wrong, **two).returncode, 2, wrong)
+
+    def test_props_show_the_gpu(self):
+        environment = {"BAM_PLUGIN_DIR": str(emulated_plugin().parent), "BAM_CUDA_EMU_DEVICES": "2"}
+        with bamtest.running_server("--device", "cuda:1", "--max-model-len", "256", environment=environment) as server:
+            self.assertIn("cuda:1 (Emulated", server.get("/props").text)
+
+    def test_a_lost_gpu_ends_requests_and_the_process(self):
+        # The demo model launches some dozen kernels per token: the device breaks in the middle of a text.
+        environment = {"BAM_PLUGIN_DIR": str(emulated_plugin().parent), "BAM_CUDA_EMU_BREAK": "600"}
+        server = bamtest.Server("--device", "cuda", "--max-model-len", "512", environment=environment)
+        try:
+            self.assertEqual(server.get("/readyz").status, 200)
+            answer = server.complete("Once upon a time", max_tokens=400, temperature=0)
+            self.assertEqual(answer.status, 500, answer.text)
+            self.assertIn("illegal memory access", answer.text)
+            self.assertEqual(server.process.wait(30), 75, server.log())
+            self.assertIn("exit code 75", server.log())
+        finally:
+            server.kill()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@
 //   BAM_CUDA_EMU_DRIVER=old  the driver is older than the runtime
 //   BAM_CUDA_EMU_CC=80       compute capability
 //   BAM_CUDA_EMU_MEMORY=N    MiB of device memory
-//   BAM_CUDA_EMU_CUBLAS=no   the library is missing
+//   BAM_CUDA_EMU_BREAK=N     the N-th launch ends with an illegal address, and nothing works on that device from then
+//   on BAM_CUDA_EMU_CUBLAS=no   the library is missing
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -29,7 +30,9 @@ struct Config {
   int compute_capability = 80;
   bool cublas = true;  // the library is installed
   int multiprocessors = 108;
-  size_t memory_bytes = size_t{2} << 30;
+  size_t memory_bytes = size_t{2} << 30;  // of every device
+  uint64_t fail_allocation = 0;           // counted by statistics().allocations; that one fails
+  uint64_t break_at_launch = 0;           // counted by statistics().launches; 0: never
 
   size_t shared_per_block_optin() const;  // bytes, by compute capability
   size_t shared_per_multiprocessor() const;
@@ -56,10 +59,17 @@ struct Statistics {
   uint64_t graph_instantiations = 0;
   uint64_t graph_updates = 0;
   uint64_t copies = 0;
-  uint64_t host_waits = 0;  // synchronising calls
-  uint64_t allocations = 0;
+  uint64_t copied_bytes = 0;
+  uint64_t captures = 0;
+  uint64_t host_waits = 0;   // synchronising calls
+  uint64_t allocations = 0;  // of device and of pinned memory
   uint64_t gemms = 0;
 };
 Statistics& statistics();
+
+// What an illegal address, an ECC error or an Xid does to a device: every call on it answers `error` from now on, until
+// repair_devices() (a new process).
+void break_device(int device, cudaError_t error);
+void repair_devices();
 
 }  // namespace cuda_emu

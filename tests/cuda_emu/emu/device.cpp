@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <string_view>
 
 #include "tests/cuda_emu/emu/config.h"
@@ -25,6 +26,7 @@ Config config_from_environment() {
   number("BAM_CUDA_EMU_SEED", c.seed);
   number("BAM_CUDA_EMU_DEVICES", c.device_count);
   number("BAM_CUDA_EMU_CC", c.compute_capability);
+  number("BAM_CUDA_EMU_BREAK", c.break_at_launch);
   size_t mebibytes = c.memory_bytes >> 20;
   number("BAM_CUDA_EMU_MEMORY", mebibytes);
   c.memory_bytes = mebibytes << 20;
@@ -36,6 +38,12 @@ Config config_from_environment() {
 }
 
 cudaError_t last_error = cudaSuccess;
+thread_local int chosen_device = 0;
+
+std::map<int, cudaError_t>& broken_devices() {
+  static std::map<int, cudaError_t> broken;
+  return broken;
+}
 
 }  // namespace
 
@@ -75,6 +83,16 @@ cudaError_t machine_status() {
   return config().device_count == 0 ? cudaErrorNoDevice : cudaSuccess;
 }
 
+int current_device() { return chosen_device; }
+
+cudaError_t device_status(int device) {
+  const auto broken = broken_devices().find(device);
+  return broken == broken_devices().end() ? cudaSuccess : broken->second;
+}
+
+void break_device(int device, cudaError_t error) { broken_devices()[device] = error; }
+void repair_devices() { broken_devices().clear(); }
+
 }  // namespace cuda_emu
 
 using cuda_emu::api_call;
@@ -104,6 +122,16 @@ constexpr ErrorText kErrors[] = {
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
     {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
+    {cudaErrorECCUncorrectable, "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"},
+    {cudaErrorHardwareStackError, "cudaErrorHardwareStackError", "hardware stack error"},
+    {cudaErrorIllegalInstruction, "cudaErrorIllegalInstruction", "an illegal instruction was encountered"},
+    {cudaErrorMisalignedAddress, "cudaErrorMisalignedAddress", "misaligned address"},
+    {cudaErrorInvalidAddressSpace, "cudaErrorInvalidAddressSpace",
+     "operation not supported on global/shared address space"},
+    {cudaErrorInvalidPc, "cudaErrorInvalidPc", "invalid program counter"},
+    {cudaErrorAssert, "cudaErrorAssert", "device-side assert triggered"},
+    {cudaErrorLaunchTimeout, "cudaErrorLaunchTimeout", "the launch timed out and was terminated"},
+    {cudaErrorDevicesUnavailable, "cudaErrorDevicesUnavailable", "CUDA-capable device(s) is/are busy or unavailable"},
     {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
     {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
@@ -155,14 +183,15 @@ cudaError_t cudaGetDeviceCount(int* count) {
 }
 
 cudaError_t cudaSetDevice(int device) {
-  return api_call([&] { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; });
+  if (const cudaError_t status = cuda_emu::machine_status(); status != cudaSuccess) return cuda_emu::result(status);
+  if (device < 0 || device >= config().device_count) return cuda_emu::result(cudaErrorInvalidDevice);
+  cuda_emu::chosen_device = device;
+  return cudaSuccess;
 }
 
 cudaError_t cudaGetDevice(int* device) {
-  return api_call([&] {
-    *device = 0;
-    return cudaSuccess;
-  });
+  *device = cuda_emu::current_device();
+  return cuda_emu::result(cuda_emu::machine_status());
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
@@ -170,6 +199,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     if (device < 0 || device >= config().device_count) return cudaErrorInvalidDevice;
     cudaDeviceProp p{};
     std::snprintf(p.name, sizeof p.name, "Emulated sm_%d", config().compute_capability);
+    p.pciBusID = device;
     p.totalGlobalMem = config().memory_bytes;
     p.sharedMemPerBlock = 48 << 10;
     p.regsPerBlock = p.regsPerMultiprocessor = 65536;
@@ -223,7 +253,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   return api_call([&] {
     *total = config().memory_bytes;
-    *free = *total - std::min(*total, cuda_emu::device_memory().used_bytes());
+    *free = *total - std::min(*total, cuda_emu::device_memory().used_bytes(cuda_emu::current_device()));
     return cudaSuccess;
   });
 }

@@ -42,8 +42,8 @@ DeviceMemory::DeviceMemory() {
 
 DeviceMemory::~DeviceMemory() { munmap(reinterpret_cast<void*>(arena_), kArenaBytes); }
 
-void* DeviceMemory::allocate(size_t bytes, size_t limit) {
-  if (bytes > limit || used_ + bytes > limit) return nullptr;
+void* DeviceMemory::allocate(size_t bytes, size_t limit, int device) {
+  if (bytes > limit || used_[device] + bytes > limit) return nullptr;
   const size_t page_bytes = round_up(round_up(bytes, kAlignment), kPage);
   if (next_ + page_bytes + 2 * kPage > kArenaBytes) throw Fault("the emulator's address space is used up");
   const uintptr_t pages = arena_ + next_ + kPage;
@@ -58,8 +58,8 @@ void* DeviceMemory::allocate(size_t bytes, size_t limit) {
   __asan_poison_memory_region(reinterpret_cast<void*>(pages), begin - pages);
   __asan_poison_memory_region(reinterpret_cast<void*>(begin + bytes), pages + page_bytes - begin - bytes);
 #endif
-  allocations_[begin] = {bytes, pages, page_bytes};
-  used_ += bytes;
+  allocations_[begin] = {bytes, pages, page_bytes, device};
+  used_[device] += bytes;
   if (!accessible_) mprotect(reinterpret_cast<void*>(pages), page_bytes, PROT_NONE);
   return reinterpret_cast<void*>(begin);
 }
@@ -75,7 +75,7 @@ bool DeviceMemory::release(void* pointer) {
   __asan_unpoison_memory_region(pages, allocation.page_bytes);
 #endif
   mmap(pages, allocation.page_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-  used_ -= allocation.bytes;
+  used_[allocation.device] -= allocation.bytes;
   allocations_.erase(it);
   hit_begin_ = hit_end_ = 0;
   if (!intact) throw_stray_write(allocation.bytes);
@@ -98,6 +98,16 @@ bool DeviceMemory::contains(const void* address, size_t bytes) const {
   hit_begin_ = it->first;
   hit_end_ = it->first + it->second.bytes;
   return begin + bytes <= hit_end_;
+}
+
+int DeviceMemory::device_of(const void* address) const {
+  const auto it = find(reinterpret_cast<uintptr_t>(address));
+  return it == allocations_.end() ? -1 : it->second.device;
+}
+
+size_t DeviceMemory::used_bytes(int device) const {
+  const auto it = used_.find(device);
+  return it == used_.end() ? 0 : it->second;
 }
 
 void DeviceMemory::set_accessible(bool accessible) {

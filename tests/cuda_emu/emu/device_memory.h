@@ -15,12 +15,14 @@ class DeviceMemory {
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
-  // Null if `limit` bytes in all would be exceeded.
-  void* allocate(size_t bytes, size_t limit);
+  // Null if `limit` bytes on that device would be exceeded.
+  void* allocate(size_t bytes, size_t limit, int device);
   // False if `pointer` is not the begin of an allocation. Faults if the slack behind it was written to.
   bool release(void* pointer);
   bool contains(const void* address, size_t bytes) const;
-  size_t used_bytes() const { return used_; }
+  // On which device that address is; -1: on none.
+  int device_of(const void* address) const;
+  size_t used_bytes(int device) const;
   size_t num_allocations() const { return allocations_.size(); }
   // Whether the host (anything but kernels and copies) may touch device memory.
   void set_accessible(bool accessible);
@@ -32,14 +34,15 @@ class DeviceMemory {
     size_t bytes;
     uintptr_t pages;  // begin of its pages
     size_t page_bytes;
+    int device;
   };
   using Map = std::map<uintptr_t, Allocation>;
   static bool repair_slack(uintptr_t begin, const Allocation& allocation);
   Map::const_iterator find(uintptr_t address) const;
 
   uintptr_t arena_ = 0;
-  size_t next_ = 0;  // offset of the first page that was never used
-  size_t used_ = 0;
+  size_t next_ = 0;             // offset of the first page that was never used
+  std::map<int, size_t> used_;  // by device
   bool accessible_ = true;
   Map allocations_;                                // by first byte
   mutable uintptr_t hit_begin_ = 0, hit_end_ = 0;  // the allocation found last

@@ -60,7 +60,7 @@ void store(void* data, cudaDataType_t type, int64_t index, double value) {
 void require_device(const void* data, cudaDataType_t type, int64_t rows, int64_t cols, int64_t ld, const char* name) {
   if (rows == 0 || cols == 0) return;
   const size_t bytes = static_cast<size_t>((cols - 1) * ld + rows) * type_bytes(type);
-  if (!is_device_reachable(data, bytes))
+  if (!is_device_reachable(data, bytes, current_device()))
     throw Fault(std::string("a matrix product: ") + name + " is not in device memory");
 }
 

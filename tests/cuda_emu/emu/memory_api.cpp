@@ -66,16 +66,16 @@ cudaError_t copy_async(void* to, size_t to_pitch, const void* from, size_t from_
   if (width == 0 || height == 0) return cudaSuccess;
   const size_t to_bytes = (height - 1) * to_pitch + width, from_bytes = (height - 1) * from_pitch + width;
   const Direction direction = direction_of(to, to_bytes, from, from_bytes, kind);
+  const auto on_stream_device = [&](const void* address) {
+    const int device = device_memory().device_of(address);
+    return device < 0 || device == stream->device;
+  };
+  if (!on_stream_device(to) || !on_stream_device(from))
+    throw Fault("a copy of memory of another device than its stream");
   ++statistics().copies;
-  // Pageable sources are read before the call returns, pageable destinations are complete when it does.
-  if (!stream->capture && !direction.from_device && !is_pinned(from, from_bytes)) {
-    std::vector<std::byte> staged(width * height);
-    copy_rows(staged.data(), width, from, from_pitch, width, height);
-    enqueue(stream, {WorkKind::kCopy,
-                     [=, staged = std::move(staged)] { copy_rows(to, to_pitch, staged.data(), width, width, height); },
-                     nullptr});
-    return cudaSuccess;
-  }
+  statistics().copied_bytes += width * height;
+  // A pageable source may be read at once or when the stream gets there (the driver may stage it or not): late is what
+  // finds a source that was freed too early. Pageable destinations are complete when the call returns.
   enqueue(stream, {WorkKind::kCopy, [=] { copy_rows(to, to_pitch, from, from_pitch, width, height); }, nullptr});
   if (!stream->capture && !direction.to_device && !is_pinned(to, to_bytes)) {
     ++statistics().host_waits;
@@ -87,8 +87,8 @@ cudaError_t copy_async(void* to, size_t to_pitch, const void* from, size_t from_
 cudaError_t allocate(void** pointer, size_t bytes) {
   *pointer = nullptr;
   if (bytes == 0) return cudaSuccess;
-  ++statistics().allocations;
-  *pointer = device_memory().allocate(bytes, config().memory_bytes);
+  if (++statistics().allocations == config().fail_allocation) return cudaErrorMemoryAllocation;
+  *pointer = device_memory().allocate(bytes, config().memory_bytes, current_device());
   return *pointer != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
@@ -102,8 +102,9 @@ bool is_pinned(const void* address, size_t bytes) {
   return begin + bytes <= it->first + it->second.bytes;
 }
 
-bool is_device_reachable(const void* address, size_t bytes) {
-  return device_memory().contains(address, bytes) || is_pinned(address, bytes);
+bool is_device_reachable(const void* address, size_t bytes, int device) {
+  return (device_memory().contains(address, bytes) && device_memory().device_of(address) == device) ||
+         is_pinned(address, bytes);
 }
 
 }  // namespace cuda_emu
@@ -121,7 +122,7 @@ cudaError_t cudaFree(void* pointer) {
   return api_call([&] {
     if (pointer == nullptr) return cudaSuccess;
     if (cuda_emu::strict_capture_active()) return cudaErrorStreamCaptureUnsupported;
-    cuda_emu::finish_all_streams();
+    cuda_emu::finish_device(cuda_emu::device_memory().device_of(pointer));
     return cuda_emu::device_memory().release(pointer) ? cudaSuccess : cudaErrorInvalidValue;
   });
 }
@@ -157,7 +158,11 @@ cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
     *pointer = nullptr;
     if (bytes == 0) return cudaSuccess;
     if (cuda_emu::strict_capture_active()) return cudaErrorStreamCaptureUnsupported;
-    if (posix_memalign(pointer, 4096, bytes) != 0) return cudaErrorMemoryAllocation;
+    if (++cuda_emu::statistics().allocations == cuda_emu::config().fail_allocation ||
+        posix_memalign(pointer, 4096, bytes) != 0) {
+      *pointer = nullptr;
+      return cudaErrorMemoryAllocation;
+    }
     std::memset(*pointer, cuda_emu::kPoison, bytes);
     cuda_emu::pinned()[reinterpret_cast<uintptr_t>(*pointer)] = {bytes, true};
     return cudaSuccess;
@@ -173,7 +178,7 @@ cudaError_t cudaFreeHost(void* pointer) {
     if (pointer == nullptr) return cudaSuccess;
     const auto it = cuda_emu::pinned().find(reinterpret_cast<uintptr_t>(pointer));
     if (it == cuda_emu::pinned().end() || !it->second.owned) return cudaErrorInvalidValue;
-    cuda_emu::finish_all_streams();
+    for (int device = 0; device < cuda_emu::config().device_count; ++device) cuda_emu::finish_device(device);
     cuda_emu::pinned().erase(it);
     std::free(pointer);
     return cudaSuccess;
@@ -192,7 +197,7 @@ cudaError_t cudaHostUnregister(void* pointer) {
   return api_call([&] {
     const auto it = cuda_emu::pinned().find(reinterpret_cast<uintptr_t>(pointer));
     if (it == cuda_emu::pinned().end() || it->second.owned) return cudaErrorInvalidValue;
-    cuda_emu::finish_all_streams();
+    for (int device = 0; device < cuda_emu::config().device_count; ++device) cuda_emu::finish_device(device);
     cuda_emu::pinned().erase(it);
     return cudaSuccess;
   });
@@ -202,7 +207,8 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   return api_call([&] {
     *attributes = {cudaMemoryTypeUnregistered, -1, nullptr, const_cast<void*>(pointer)};
     if (cuda_emu::device_memory().contains(pointer, 1)) {
-      *attributes = {cudaMemoryTypeDevice, 0, const_cast<void*>(pointer), nullptr};
+      *attributes = {cudaMemoryTypeDevice, cuda_emu::device_memory().device_of(pointer), const_cast<void*>(pointer),
+                     nullptr};
     } else if (cuda_emu::is_pinned(pointer, 1)) {
       *attributes = {cudaMemoryTypeHost, 0, const_cast<void*>(pointer), const_cast<void*>(pointer)};
     }
@@ -228,8 +234,19 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
     if (bytes == 0) return cudaSuccess;
     ++cuda_emu::statistics().host_waits;
     ++cuda_emu::statistics().copies;
+    cuda_emu::statistics().copied_bytes += bytes;
     cuda_emu::finish_blocking_streams();
-    cuda_emu::direction_of(to, bytes, from, bytes, kind);
+    const auto direction = cuda_emu::direction_of(to, bytes, from, bytes, kind);
+    if (direction.to_device && !direction.from_device && !cuda_emu::is_pinned(from, bytes)) {
+      // Staged: the source may go, but the data are on their way behind the legacy stream, which a non-blocking stream
+      // does not wait for.
+      const auto* begin = static_cast<const std::byte*>(from);
+      std::vector<std::byte> staged(begin, begin + bytes);
+      cuda_emu::enqueue(cuda_emu::resolve(nullptr),
+                        {cuda_emu::WorkKind::kCopy,
+                         [=, staged = std::move(staged)] { std::memcpy(to, staged.data(), bytes); }, nullptr});
+      return cudaSuccess;
+    }
     const cuda_emu::DeviceSection section;
     std::memmove(to, from, bytes);
     return cudaSuccess;
@@ -241,7 +258,8 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
     CUstream_st* queue = cuda_emu::resolve(stream);
     if (queue == nullptr) return cudaErrorInvalidResourceHandle;
     if (bytes == 0) return cudaSuccess;
-    if (!cuda_emu::is_device_reachable(to, bytes)) throw cuda_emu::Fault("a memset out of device memory");
+    if (!cuda_emu::is_device_reachable(to, bytes, queue->device))
+      throw cuda_emu::Fault("a memset out of device memory");
     cuda_emu::enqueue(queue, {cuda_emu::WorkKind::kSet, [=] { std::memset(to, value, bytes); }, nullptr});
     return cudaSuccess;
   });

@@ -1,18 +1,20 @@
 #include "tests/cuda_emu/emu/stream.h"
 
 #include <algorithm>
+#include <map>
 
 #include "tests/cuda_emu/emu/config.h"
 #include "tests/cuda_emu/emu/device_memory.h"
 #include "tests/cuda_emu/emu/fault.h"
 #include "tests/cuda_emu/emu/random.h"
+#include "tests/cuda_emu/emu/runtime.h"
 
 namespace cuda_emu {
 
 namespace {
 
 struct Streams {
-  CUstream_st legacy;
+  std::map<int, CUstream_st> legacy;  // by device
   std::vector<std::unique_ptr<CUstream_st>> created;
   std::vector<std::weak_ptr<Capture>> captures;
   Random random{1};
@@ -24,8 +26,14 @@ Streams& streams() {
   return all;
 }
 
+CUstream_st& legacy_of(int device) {
+  CUstream_st& stream = streams().legacy[device];
+  stream.device = device;
+  return stream;
+}
+
 void drop_everything() {
-  streams().legacy.queue.clear();
+  for (auto& [device, stream] : streams().legacy) stream.queue.clear();
   for (auto& stream : streams().created) stream->queue.clear();
 }
 
@@ -63,7 +71,7 @@ std::recursive_mutex& api_mutex() {
 }
 
 CUstream_st* resolve(cudaStream_t stream) {
-  if (stream == nullptr) return &streams().legacy;
+  if (stream == nullptr) return &legacy_of(current_device());
   for (const auto& one : streams().created) {
     if (one.get() == stream) return stream;
   }
@@ -73,6 +81,7 @@ CUstream_st* resolve(cudaStream_t stream) {
 CUstream_st* create_stream(bool non_blocking) {
   streams().created.push_back(std::make_unique<CUstream_st>());
   streams().created.back()->non_blocking = non_blocking;
+  streams().created.back()->device = current_device();
   return streams().created.back().get();
 }
 
@@ -90,10 +99,10 @@ void enqueue(CUstream_st* stream, Work work) {
     return;
   }
   // The legacy stream waits for blocking ones and they for it.
-  if (stream == &streams().legacy) {
+  if (stream == &legacy_of(stream->device)) {
     finish_blocking_streams();
   } else if (!stream->non_blocking) {
-    finish(&streams().legacy);
+    finish(&legacy_of(stream->device));
   }
   stream->queue.push_back(std::move(work));
   if (config().streams == StreamMode::kEager) {
@@ -130,15 +139,19 @@ bool advance(CUstream_st* stream) {
 }
 
 void finish_blocking_streams() {
-  finish(&streams().legacy);
+  finish(&legacy_of(current_device()));
   for (auto& stream : streams().created) {
-    if (!stream->non_blocking) finish(stream.get());
+    if (!stream->non_blocking && stream->device == current_device()) finish(stream.get());
   }
 }
 
-void finish_all_streams() {
-  finish(&streams().legacy);
-  for (auto& stream : streams().created) finish(stream.get());
+void finish_all_streams() { finish_device(current_device()); }
+
+void finish_device(int device) {
+  finish(&legacy_of(device));
+  for (auto& stream : streams().created) {
+    if (stream->device == device) finish(stream.get());
+  }
 }
 
 bool strict_capture_active() {

@@ -41,12 +41,14 @@ struct Capture {
 }  // namespace cuda_emu
 
 struct CUstream_st {
+  int device = 0;
   std::deque<cuda_emu::Work> queue;
   bool non_blocking = false;
   std::shared_ptr<cuda_emu::Capture> capture;
 };
 
 struct CUevent_st {
+  int device = 0;
   std::shared_ptr<cuda_emu::Mark> mark;
   // Set while the event was recorded in a capture: where.
   std::shared_ptr<cuda_emu::Capture> capture;
@@ -88,6 +90,7 @@ bool advance(CUstream_st* stream);
 // Streams that synchronise with the legacy default stream, and that one; or all of them.
 void finish_blocking_streams();
 void finish_all_streams();
+void finish_device(int device);  // all of its streams, whatever the caller's device is
 // A capture that forbids calls which might synchronise.
 bool strict_capture_active();
 void begin_capture(CUstream_st* stream, cudaStreamCaptureMode mode);

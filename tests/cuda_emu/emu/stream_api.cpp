@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <map>
+#include <utility>
 
 #include "tests/cuda_emu/emu/block.h"
 #include "tests/cuda_emu/emu/config.h"
@@ -15,14 +16,14 @@ namespace {
 
 constexpr int kDefaultDynamicShared = 48 * 1024;
 
-// Dynamic shared memory that kernels asked for.
-std::map<const void*, int>& announced_shared() {
-  static std::map<const void*, int> limits;
+// Dynamic shared memory that kernels asked for, by device.
+std::map<std::pair<const void*, int>, int>& announced_shared() {
+  static std::map<std::pair<const void*, int>, int> limits;
   return limits;
 }
 
 int shared_limit(const void* kernel) {
-  const auto it = announced_shared().find(kernel);
+  const auto it = announced_shared().find({kernel, current_device()});
   return it == announced_shared().end() ? kDefaultDynamicShared : it->second;
 }
 
@@ -40,6 +41,11 @@ void check_shape(const void* kernel, const LaunchShape& shape) {
         fmt::format("a launch with {} bytes of dynamic shared memory, the kernel may use {}: announce it with "
                     "allow_shared()",
                     shape.shared_bytes, shared_limit(kernel)));
+  }
+  const size_t shared = shape.shared_bytes + static_shared_bytes(kernel);
+  if (shared > config().shared_per_block_optin()) {
+    throw Fault(fmt::format("{} bytes of shared memory in a block, the device has {}", shared,
+                            config().shared_per_block_optin()));
   }
 }
 
@@ -62,24 +68,38 @@ cudaError_t waiting_call(cudaStream_t handle, Body&& body) {
 
 }  // namespace
 
+Executor& executor() {
+  static Executor current;
+  return current;
+}
+
 cudaError_t enqueue_launch(const void* kernel, const LaunchShape& shape, cudaStream_t handle,
-                           std::function<void()> body) {
+                           std::vector<uint8_t> parameters, std::function<void()> body) {
   return stream_call(handle, [&](CUstream_st* stream) {
+    if (stream->device != current_device()) return cudaErrorInvalidResourceHandle;
     check_shape(kernel, shape);
-    enqueue(stream, {WorkKind::kKernel,
-                     [shape, body = std::move(body)] {
-                       ++statistics().launches;
-                       run_grid(shape, body);
-                     },
-                     nullptr});
+    enqueue(stream,
+            {WorkKind::kKernel,
+             [kernel, shape, parameters = std::move(parameters), body = std::move(body), device = stream->device] {
+               if (++statistics().launches == config().break_at_launch) {
+                 break_device(device, cudaErrorIllegalAddress);
+                 throw DeviceBroken();
+               }
+               if (executor()) {
+                 executor()(kernel_name(kernel), shape, parameters);
+               } else {
+                 run_grid(shape, body);
+               }
+             },
+             nullptr});
     return cudaSuccess;
   });
 }
 
 void check_argument(const void*, int index, const void* pointer) {
   const std::lock_guard lock(api_mutex());
-  if (pointer != nullptr && !is_device_reachable(pointer, 0)) {
-    throw Fault(fmt::format("argument {} of a kernel points to memory of the host", index));
+  if (pointer != nullptr && !is_device_reachable(pointer, 0, current_device())) {
+    throw Fault(fmt::format("argument {} of a kernel points to memory of the host or of another device", index));
   }
 }
 
@@ -154,7 +174,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void*
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   return api_call([&] {
-    *event = new CUevent_st;
+    *event = new CUevent_st{.device = cuda_emu::current_device()};
     return cudaSuccess;
   });
 }
@@ -170,6 +190,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
   return stream_call(handle, [&](CUstream_st* stream) {
+    if (event->device != stream->device) return cudaErrorInvalidResourceHandle;
     event->capture = stream->capture;
     event->captured_in = stream->capture ? stream : nullptr;
     event->mark = nullptr;
@@ -226,6 +247,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
 cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mode) {
   return stream_call(handle, [&](CUstream_st* stream) {
     if (handle == nullptr || stream->capture) return cudaErrorStreamCaptureUnsupported;
+    ++cuda_emu::statistics().captures;
     cuda_emu::begin_capture(stream, mode);
     return cudaSuccess;
   });
@@ -319,10 +341,11 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
   return api_call([&] {
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
-    if (value < 0 || static_cast<size_t>(value) > cuda_emu::config().shared_per_block_optin()) {
+    if (value < 0 || value + cuda_emu::static_shared_bytes(kernel) > cuda_emu::config().shared_per_block_optin()) {
       return cudaErrorInvalidValue;
     }
-    cuda_emu::announced_shared()[kernel] = std::max(value, cuda_emu::kDefaultDynamicShared);
+    cuda_emu::announced_shared()[{kernel, cuda_emu::current_device()}] =
+        std::max(value, cuda_emu::kDefaultDynamicShared);
     return cudaSuccess;
   });
 }
@@ -330,7 +353,8 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
   return api_call([&] {
     const int architecture = cuda_emu::config().compute_capability;
-    *attributes = {.maxThreadsPerBlock = 1024,
+    *attributes = {.sharedSizeBytes = cuda_emu::static_shared_bytes(kernel),
+                   .maxThreadsPerBlock = 1024,
                    .numRegs = 64,
                    .ptxVersion = architecture,
                    .binaryVersion = architecture,

@@ -6,11 +6,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <source_location>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace cuda_emu {
 
@@ -40,9 +43,14 @@ struct LaunchShape {
   dim3 block;
   size_t shared_bytes = 0;
 };
-// Queues the launch on the stream; `body` is one thread's call of the kernel.
+// Queues the launch on the stream; `body` is one thread's call of the kernel, `parameters` its arguments as a device
+// would get them.
 cudaError_t enqueue_launch(const void* kernel, const LaunchShape& shape, cudaStream_t stream,
-                           std::function<void()> body);
+                           std::vector<uint8_t> parameters, std::function<void()> body);
+// Something else that runs launches instead of `body` (tests/ptx); empty: nothing.
+using Executor =
+    std::function<void(const std::string& kernel, const LaunchShape& shape, const std::vector<uint8_t>& parameters)>;
+Executor& executor();
 // A pointer argument that is not memory a device can reach is a fault.
 void check_argument(const void* kernel, int index, const void* pointer);
 
@@ -56,7 +64,14 @@ cudaError_t launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, size
     ++index;
   };
   (check(args), ...);
-  return enqueue_launch(id, {grid, block, shared_bytes}, stream,
+  std::vector<uint8_t> parameters;
+  [[maybe_unused]] const auto append = [&](const auto& value) {
+    using T = std::remove_cvref_t<decltype(value)>;
+    parameters.resize((parameters.size() + alignof(T) - 1) / alignof(T) * alignof(T) + sizeof(T));
+    std::memcpy(parameters.data() + parameters.size() - sizeof(T), &value, sizeof(T));
+  };
+  (append(args), ...);
+  return enqueue_launch(id, {grid, block, shared_bytes}, stream, std::move(parameters),
                         [kernel, values = std::make_tuple(args...)] { std::apply(kernel, values); });
 }
 
