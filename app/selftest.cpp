@@ -245,15 +245,17 @@ class SelfTest {
     spec.num_heads = sizes_.heads;
     spec.num_kv_heads = sizes_.kv_heads;
     spec.head_dim = sizes_.head_dim;
-    spec.encoding = encoding;
     spec.ssmax = ssmax;
-    spec.rope_theta = 500000;
+    if (encoding == PositionEncoding::kRope || encoding == PositionEncoding::kRopeLocal) spec.rope_theta = 500000;
     if (encoding == PositionEncoding::kRopeLocal) spec.window = 100;
     for (int h = 0; h < sizes_.heads; ++h) {
       spec.seq_scale.push_back(0.4f);
       // Local, heavy tail, flat and retrieval heads in turn.
       const PriorParams priors[] = {{0.5, 0.9, 0}, {-0.5, 0.3, 0.2}, {0.1, 0, 0}, {0.2, -0.4, 0}};
-      if (encoding == PositionEncoding::kBam) spec.prior.push_back(priors[h % 4]);
+      if (encoding == PositionEncoding::kBam) {
+        spec.bias.push_back(power_bias(PriorForm::kScaleOutside, priors[h % 4], 1e-5, ssmax, spec.seq_scale_of(h)));
+      }
+      if (encoding == PositionEncoding::kAlibi) spec.bias.push_back(linear_bias(alibi_slope(h, sizes_.heads)));
     }
     return spec;
   }

@@ -210,11 +210,13 @@ class AttentionBench {
     AttentionSpec spec;
     spec.num_heads = spec.num_kv_heads = kHeads;
     spec.head_dim = kHeadDim;
-    spec.encoding = encoding;
     spec.ssmax = ssmax;
     if (ssmax) spec.seq_scale.assign(kHeads, 0.2f);
     if (encoding == PositionEncoding::kBam) {
-      for (int h = 0; h < kHeads; ++h) spec.prior.push_back({.alpha = -0.5, .beta = -0.3 + 0.1 * h, .theta_mu = 0});
+      for (int h = 0; h < kHeads; ++h) {
+        spec.bias.push_back(
+            power_bias(PriorForm::kScaleOutside, {-0.5, -0.3 + 0.1 * h, 0}, 1e-5, ssmax, spec.seq_scale_of(h)));
+      }
     }
     spec.reach.assign(kHeads, -1);
     layer_ = backend.make_attention(spec);

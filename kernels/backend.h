@@ -16,8 +16,8 @@
 
 #include "base/error.h"
 #include "kernels/draw.h"
+#include "kernels/head_bias.h"
 #include "kernels/paged_kv.h"
-#include "kernels/prior.h"
 
 namespace bam {
 
@@ -60,18 +60,22 @@ struct AttentionSpec {
   int num_heads = 0;
   int num_kv_heads = 0;
   int head_dim = 0;
-  PositionEncoding encoding = PositionEncoding::kBam;
   bool ssmax = false;
-  bool ssmax_prior = true;
-  PriorForm prior_form = PriorForm::kScaleOutside;
-  double prior_eps = 1e-5;
-  int64_t window = -1;  // rope_local; -1: none
-  double rope_theta = 0;
+  int64_t window = -1;    // keys with i - j > window are not seen; -1: none
+  double rope_theta = 0;  // 0: q and k are not rotated
   RopeStyle rope_style = RopeStyle::kInterleaved;
-  std::vector<float> seq_scale;    // [heads] with SSMax
-  std::vector<PriorParams> prior;  // [heads] for bam
-  std::vector<int64_t> reach;      // [heads] a query at i never needs keys with i - j > reach; -1: unbounded
-  int first_group = 0;             // group of KV head 0: layer * num_kv_heads
+  std::vector<float> seq_scale;  // [heads] with SSMax
+  std::vector<HeadBias> bias;    // [heads]; empty: nothing is added
+  std::vector<int64_t> reach;    // [heads] a query at i never needs keys with i - j > reach; -1: unbounded
+  int first_group = 0;           // group of KV head 0: layer * num_kv_heads
+
+  bool rotates() const { return rope_theta > 0; }
+  const HeadBias& bias_of(int head) const { return bias.empty() ? kNoBias : bias[static_cast<size_t>(head)]; }
+  double seq_scale_of(int head) const { return ssmax ? seq_scale[static_cast<size_t>(head)] : 1.0; }
+  int64_t reach_of(int head) const { return reach.empty() ? -1 : reach[static_cast<size_t>(head)]; }
+
+ private:
+  static constexpr HeadBias kNoBias{};
 };
 
 class AttentionLayer {
@@ -216,9 +220,6 @@ struct BackendOptions {
   // cuda: matrix products by own kernels, which are batch-invariant, or by cublas, which is not.
   std::string gemm = "own";
 };
-// Positions a backend can address.
-inline constexpr int64_t kMaxPositions = int64_t{1} << 22;
-
 std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options);
 
 }  // namespace bam

@@ -4,6 +4,9 @@
 
 namespace bam {
 
+// Positions a backend can address.
+inline constexpr int64_t kMaxPositions = int64_t{1} << 22;
+
 // How a model knows about order. Without SSMax the factor c_i below is 1.
 enum class PositionEncoding : uint8_t { kBam, kAlibi, kNope, kRope, kRopeLocal, kSinusoidal };
 

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "base/check.h"
-#include "kernels/prior.h"
+#include "kernels/head_bias.h"
 #include "models/bam.h"
 #include "models/bam_layer.h"
 
@@ -17,24 +17,16 @@ std::vector<float> probabilities(const AttentionSpec& spec, int head, int64_t po
                                  const std::vector<float>& keys) {
   const int dim = spec.head_dim;
   const int64_t first = spec.window >= 0 ? std::max<int64_t>(0, position - spec.window) : 0;
-  const auto h = static_cast<size_t>(head);
-  const RowScales scales = row_scales(spec.ssmax, spec.encoding == PositionEncoding::kBam && spec.ssmax_prior,
-                                      spec.ssmax ? spec.seq_scale[h] : 1.0, visible_keys(position, spec.window), dim);
+  const HeadBias& bias = spec.bias_of(head);
+  const RowScales scales =
+      row_scales(spec.ssmax, bias.scaled, spec.seq_scale_of(head), visible_keys(position, spec.window), dim);
   std::vector<double> logits(static_cast<size_t>(position + 1), -HUGE_VAL);
   double largest = -HUGE_VAL;
   for (int64_t j = first; j <= position; ++j) {
     double dot = 0;
     for (int d = 0; d < dim; ++d)
       dot += static_cast<double>(q[static_cast<size_t>(d)]) * keys[static_cast<size_t>(j * dim + d)];
-    const auto distance = static_cast<double>(position - j);
-    double bias = 0;
-    if (spec.encoding == PositionEncoding::kAlibi) bias = -alibi_slope(head, spec.num_heads) * distance;
-    if (spec.encoding == PositionEncoding::kBam) {
-      const PriorParams& p = spec.prior[h];
-      bias = prior_bias<double>(spec.prior_form, std::exp(p.alpha), p.beta, prior_mu(p.theta_mu), spec.prior_eps,
-                                distance);
-    }
-    logits[static_cast<size_t>(j)] = dot * scales.content + bias * scales.bias;
+    logits[static_cast<size_t>(j)] = dot * scales.content + bias.value(position - j) * scales.bias;
     largest = std::max(largest, logits[static_cast<size_t>(j)]);
   }
   double total = 0;

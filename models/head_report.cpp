@@ -12,17 +12,27 @@ AttentionSpec attention_spec(const ModelConfig& config, const LayerWeights& weig
   spec.num_heads = static_cast<int>(config.num_heads);
   spec.num_kv_heads = static_cast<int>(config.num_kv_heads);
   spec.head_dim = static_cast<int>(config.head_dim);
-  spec.encoding = config.position_encoding;
   spec.ssmax = config.ssmax;
-  spec.ssmax_prior = config.ssmax_prior;
-  spec.prior_form = config.prior_form;
-  spec.prior_eps = config.prior_eps;
-  spec.window = config.position_encoding == PositionEncoding::kRopeLocal ? config.sliding_window : -1;
-  spec.rope_theta = config.rope_theta;
-  spec.rope_style = config.rope_style;
   spec.seq_scale = weights.seq_scale;
-  spec.prior = weights.prior;
   spec.first_group = layer * spec.num_kv_heads;
+  switch (config.position_encoding) {
+    case PositionEncoding::kBam:
+      for (int h = 0; h < spec.num_heads; ++h) {
+        spec.bias.push_back(power_bias(config.prior_form, weights.prior[static_cast<size_t>(h)], config.prior_eps,
+                                       config.ssmax && config.ssmax_prior, spec.seq_scale_of(h)));
+      }
+      break;
+    case PositionEncoding::kAlibi:
+      for (int h = 0; h < spec.num_heads; ++h) spec.bias.push_back(linear_bias(alibi_slope(h, spec.num_heads)));
+      break;
+    case PositionEncoding::kRopeLocal: spec.window = config.sliding_window; [[fallthrough]];
+    case PositionEncoding::kRope:
+      spec.rope_theta = config.rope_theta;
+      spec.rope_style = config.rope_style;
+      break;
+    case PositionEncoding::kNope:
+    case PositionEncoding::kSinusoidal: break;  // nothing in attention itself
+  }
   return spec;
 }
 
@@ -31,8 +41,6 @@ std::vector<HeadReport> report_heads(const ModelConfig& config, const LayerWeigh
   const std::vector<float> norm = weights.attention_norm.to_f32(), wq = weights.wq.to_f32(), wk = weights.wk.to_f32();
   const int64_t block = config.head_dim * config.hidden_size;
   const int64_t group = config.num_heads / config.num_kv_heads;
-  const bool rotated =
-      config.position_encoding == PositionEncoding::kRope || config.position_encoding == PositionEncoding::kRopeLocal;
   const auto rows_of = [block](const std::vector<float>& matrix, int64_t head) {
     return std::vector<float>(matrix.begin() + head * block, matrix.begin() + (head + 1) * block);
   };
@@ -44,15 +52,15 @@ std::vector<HeadReport> report_heads(const ModelConfig& config, const LayerWeigh
     HeadReport& report = reports[static_cast<size_t>(h)];
     report.layer = spec.first_group / spec.num_kv_heads;
     report.head = static_cast<int>(h);
-    if (!spec.prior.empty()) {
-      const PriorParams& prior = spec.prior[static_cast<size_t>(h)];
+    if (!weights.prior.empty()) {
+      const PriorParams& prior = weights.prior[static_cast<size_t>(h)];
       report.alpha = prior.alpha;
       report.beta = prior.beta;
       report.theta_mu = prior.theta_mu;
     }
-    if (spec.ssmax) report.seq_scale = spec.seq_scale[static_cast<size_t>(h)];
+    report.seq_scale = spec.seq_scale_of(static_cast<int>(h));
     report.logit_bound = margin * logit_bound(rows_of(wq, h), rows_of(wk, h / group), norm, config.head_dim,
-                                              config.hidden_size, rotated);
+                                              config.hidden_size, spec.rotates());
     report.reach = static_reach(spec, static_cast<int>(h), report.logit_bound, epsilon, kMaxPositions);
   });
   return reports;

@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kMaxSize = int64_t{1} << 20;  // hidden, intermediate, heads * head_dim
 constexpr int64_t kMaxLayers = int64_t{1} << 12;
 constexpr int64_t kMaxVocab = int64_t{1} << 24;
-constexpr int64_t kMaxPositions = int64_t{1} << 40;
+constexpr int64_t kMaxStatedLength = int64_t{1} << 40;
 
 template <typename T>
 using Choice = std::pair<std::string_view, T>;
@@ -81,7 +81,7 @@ void read_sizes(FieldReader& fields, ModelConfig& config) {
   config.num_heads = required_size(fields, "num_attention_heads", kMaxSize);
   config.num_kv_heads = fields.integer("num_key_value_heads", 1, kMaxSize).value_or(config.num_heads);
   config.vocab_size = required_size(fields, "vocab_size", kMaxVocab);
-  config.max_position_embeddings = fields.integer("max_position_embeddings", 1, kMaxPositions).value_or(0);
+  config.max_position_embeddings = fields.integer("max_position_embeddings", 1, kMaxStatedLength).value_or(0);
   if (config.num_heads % config.num_kv_heads != 0) {
     fields.fail("num_attention_heads",
                 fmt::format("'num_attention_heads' ({}) must be a multiple of num_key_value_heads ({})",
@@ -118,7 +118,7 @@ void read_positions(FieldReader& fields, ModelConfig& config) {
   config.sinusoidal_theta = fields.positive("sinusoidal_theta", 1e15).value_or(10000.0);
 
   const bool local = config.position_encoding == PositionEncoding::kRopeLocal;
-  const int64_t window = fields.integer("sliding_window", 1, kMaxPositions).value_or(-1);
+  const int64_t window = fields.integer("sliding_window", 1, kMaxStatedLength).value_or(-1);
   if (local && window < 0)
     fields.fail("sliding_window", "'sliding_window' is missing: position_encoding \"rope_local\" needs it");
   config.sliding_window = local ? window : -1;

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/prior.h"
-
 namespace bam {
 namespace {
 
@@ -94,41 +92,24 @@ double logit_bound(const std::vector<float>& wq, const std::vector<float>& wk, c
 
 int64_t static_reach(const AttentionSpec& spec, int head, double bound, double epsilon, int64_t max_positions) {
   if (spec.window >= 0) return spec.window;
-  const auto h = static_cast<size_t>(head);
-  double (*bias)(const AttentionSpec&, size_t, double) = nullptr;
-  if (spec.encoding == PositionEncoding::kBam) {
-    bias = [](const AttentionSpec& s, size_t i, double d) {
-      const PriorParams& p = s.prior[i];
-      return prior_bias<double>(s.prior_form, std::exp(p.alpha), p.beta, prior_mu(p.theta_mu), s.prior_eps, d);
-    };
-  } else if (spec.encoding == PositionEncoding::kAlibi) {
-    bias = [](const AttentionSpec& s, size_t i, double d) {
-      return -alibi_slope(static_cast<int>(i), s.num_heads) * d;
-    };
-  } else {
-    return -1;
-  }
-  const double s = spec.ssmax ? spec.seq_scale[h] : 1.0;
-  const bool scaled = spec.ssmax && spec.encoding == PositionEncoding::kBam && spec.ssmax_prior;
-  if (spec.encoding == PositionEncoding::kBam && (scaled ? s : 1.0) * spec.prior[h].beta <= 0) return -1;
-  const double own = bias(spec, h, 0);
+  const HeadBias& bias = spec.bias_of(head);
+  if (!bias.never_grows) return -1;
+  const double s = spec.seq_scale_of(head);
+  const double own = bias.value(0);
   // The best key at distance d against the query's own key, for the context length n at which that is worst. The
   // condition (2 Z c + b (B(d) - B(0)) < ln eps - ln n) is checked at both ends of n: every term is linear in ln n.
   const auto proved = [&](int64_t d) {
     for (const int64_t n : {d + 1, max_positions}) {
       const double log_n = std::log(static_cast<double>(n));
       const double c = spec.ssmax ? s * log_n : 1.0;
-      const double b = scaled ? c : 1.0;
-      const double gap = 2 * bound * std::fabs(c) + b * (bias(spec, h, static_cast<double>(d)) - own);
+      const double b = spec.ssmax && bias.scaled ? c : 1.0;
+      const double gap = 2 * bound * std::fabs(c) + b * (bias.value(d) - own);
       if (!(gap + 1e-5 * (std::fabs(gap) + std::fabs(b * own)) < std::log(epsilon) - log_n)) return false;
     }
     return true;
   };
-  // With mu < 0 the peak lies at -mu > 0 and only distances beyond it are monotone.
-  int64_t low = 1;
-  if (spec.encoding == PositionEncoding::kBam) {
-    low = std::max<int64_t>(1, static_cast<int64_t>(std::ceil(-prior_mu(spec.prior[h].theta_mu))) + 1);
-  }
+  // Where B falls on, so does the gap, and the first distance that is proved can be searched for.
+  int64_t low = bias.settled + 1;
   if (low >= max_positions || !proved(max_positions - 1)) return -1;
   int64_t high = max_positions - 1;
   while (low < high) {
@@ -138,6 +119,10 @@ int64_t static_reach(const AttentionSpec& spec, int head, double bound, double e
     } else {
       low = mid + 1;
     }
+  }
+  // Before that every distance counts by itself.
+  if (high == bias.settled + 1) {
+    while (high > 1 && proved(high - 1)) --high;
   }
   return high;
 }

@@ -51,7 +51,7 @@ void FindSeeds(const AttentionItem& item, Runner& runner, AttentionScratch& scra
     if (stats->valid == 0) continue;
     runner.ContentBounds(stats);
     for (int r = 0; r < item.rows; ++r) {
-      if (item.row[r].head->decaying) continue;
+      if (item.row[r].head->decays) continue;
       ++scratch.counters[r].bound_tests;
       const float bound =
           scratch.bound[r] + runner.PriorBound(item.row[r], s * kSuperTiles, s * kSuperTiles + kSuperTiles - 1);
@@ -96,7 +96,7 @@ float BeyondReach(const AttentionItem& item, const Runner& runner, const Attenti
   if (tile == nullptr) return proved;
   const auto* stats = reinterpret_cast<const KeyStats*>(tile + item.layout.stats_offset);
   const int64_t near = row.position - row.first_key + 1;
-  if (stats->valid == 0 || near < row.head->peak) return proved;
+  if (stats->valid == 0 || near < row.head->settled) return proved;
   const float share = ShareOf(row.beyond_reach, runner.OldBound(row, near, scratch.q_norm[r], *stats), lse);
   return share < proved ? share : proved;
 }
@@ -180,15 +180,15 @@ class SegmentWalk {
     left_out_[r] += ShareOf(KeysOf(r, first, last), bound, threshold_[r] - item_.row[r].skip_margin);
   }
 
-  // Rows of decaying heads drop out for good once nothing older can matter. Rows of `skipped` have left out the tiles
-  // from `skipped_from` on already.
+  // Rows whose bias never grows drop out for good once nothing older can matter. Rows of `skipped` have left out the
+  // tiles from `skipped_from` on already.
   void DropFinished(int64_t t, const KeyStats* stats, uint64_t skipped = 0, int64_t skipped_from = 0) {
     for (uint64_t left = alive_; left != 0; left &= left - 1) {
       const int r = std::countr_zero(left);
       const RowInfo& row = item_.row[r];
       const int64_t last_key = t * kTileKeys + kTileKeys - 1, near = row.position - last_key;
       bool finished = last_key < row.first_key;
-      if (!finished && row.head->decaying && near >= row.head->peak && stats->valid != 0) {
+      if (!finished && row.head->never_grows && near >= row.head->settled && stats->valid != 0) {
         const float bound = Runner::OldBound(row, near, scratch_.q_norm[r], *stats);
         finished = bound < threshold_[r];
         if (finished) LeaveOut(r, oldest_, (skipped >> r & 1) != 0 ? skipped_from - 1 : t, bound);

@@ -1,12 +1,10 @@
 // Fused attention of a block of query rows over paged keys and values, with certified skipping.
 //
 // The result of a row is defined by the row alone (its position, query, head and the pages), in this order:
-//   anchor    its own tile D and tile D - 1; for heads whose prior does not decay also the "seed": the tile that
-//   promises
-//             most by its bound, found through the super-tiles
+//   anchor    its own tile D and tile D - 1; for heads whose bias does not decay also the "seed": the tile that
+//             promises most by its bound, found through the super-tiles
 //   segments  tiles D - 2 ... 0 in fixed segments of 256 tiles, newest first; each starts from an empty state and
-//   leaves
-//             out tiles whose bound cannot matter against the anchor or against what the segment has seen
+//             leaves out tiles whose bound cannot matter against the anchor or against what the segment has seen
 //   merge     anchor, then segments from new to old
 // So prefill and decode, one thread or many, whole or chunked prompts give the same bits.
 #pragma once
@@ -25,11 +23,13 @@ inline constexpr int64_t kSegmentTiles = 256;
 
 // Static facts of one query head.
 struct HeadInfo {
-  const float* bias = nullptr;  // bias[-d] = B(d) for d < positions reserved; null: no bias
-  bool scaled_bias = false;     // multiply B by c_i
-  bool decaying = false;        // bias_scale * B never grows with distance beyond `peak`
-  int64_t peak = 0;             // distance of the largest B (0 unless mu < 0)
-  int64_t reach = -1;           // keys further away than this are left out by proof; -1: none
+  const float* bias = nullptr;      // bias[-d] = B(d) for d < positions reserved; null: no bias
+  bool scaled_bias = false;         // multiply B by c_i
+  bool never_grows = false;         // bias_scale * B never grows with the distance from `settled` on
+  bool decays = false;              // and falls below any bound
+  int64_t rising = 0, settled = 0;  // between these B stays within [smallest, largest], else it is monotone
+  float largest = 0, smallest = 0;
+  int64_t reach = -1;  // keys further away than this are left out by proof; -1: none
   double seq_scale = 1;
   bool ssmax = false;
 };

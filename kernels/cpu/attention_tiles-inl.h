@@ -139,12 +139,14 @@ class Runner {
     const int64_t near = std::max<int64_t>(row.position - (last_tile * kTileKeys + kTileKeys - 1), 0);
     const int64_t far = row.position - first_tile * kTileKeys;
     float bound = std::max(row.bias_scale * head.bias[-near], row.bias_scale * head.bias[-far]);
-    if (near < head.peak && head.peak < far) bound = std::max(bound, row.bias_scale * head.bias[-head.peak]);
+    if (near < head.settled && far > head.rising) {
+      bound = std::max({bound, row.bias_scale * head.largest, row.bias_scale * head.smallest});
+    }
     return bound + std::fabs(bound) * kRounding;
   }
 
-  // Largest logit among keys at distance `near` and more, of a prior that decays from there on. |q| |k| <= |q| max|k|
-  // of the tile with these statistics and of all older ones.
+  // Largest logit among keys at distance `near` and more, of a bias that never grows from there on. |q| |k| <= |q|
+  // max|k| of the tile with these statistics and of all older ones.
   static HWY_INLINE float OldBound(const RowInfo& row, int64_t near, float q_norm, const KeyStats& stats) {
     const float prior = row.bias_scale * row.head->bias[-near];
     return q_norm * stats.max_norm_prefix + prior + std::fabs(prior) * kRounding;

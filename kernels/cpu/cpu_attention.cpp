@@ -21,27 +21,21 @@ void fetch(const std::byte* from, size_t bytes) {
   for (size_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(from + at, 0, 2);
 }
 
-bool has_bias(const AttentionSpec& spec) {
-  return spec.encoding == PositionEncoding::kBam || spec.encoding == PositionEncoding::kAlibi;
-}
-
-// The prior of one head as the kernels want it.
+// One head as the kernels want it.
 HeadInfo head_info(const AttentionSpec& spec, int head, const BiasTable* table) {
+  const HeadBias& bias = spec.bias_of(head);
   HeadInfo info;
   info.bias = table == nullptr ? nullptr : table->zero();
+  info.scaled_bias = bias.scaled;
+  info.never_grows = bias.never_grows;
+  info.decays = bias.decays;
+  info.rising = bias.rising;
+  info.settled = bias.settled;
+  info.largest = static_cast<float>(bias.largest);
+  info.smallest = static_cast<float>(bias.smallest);
+  info.reach = spec.reach_of(head);
+  info.seq_scale = spec.seq_scale_of(head);
   info.ssmax = spec.ssmax;
-  info.seq_scale = spec.ssmax ? spec.seq_scale[static_cast<size_t>(head)] : 1.0;
-  info.scaled_bias = spec.encoding == PositionEncoding::kBam && spec.ssmax_prior;
-  info.reach = spec.reach.empty() ? -1 : spec.reach[static_cast<size_t>(head)];
-  const double sign = spec.ssmax && info.scaled_bias ? info.seq_scale : 1.0;
-  if (spec.encoding == PositionEncoding::kAlibi) {
-    info.decaying = true;
-  } else if (spec.encoding == PositionEncoding::kBam) {
-    const PriorParams& prior = spec.prior[static_cast<size_t>(head)];
-    info.decaying = sign * prior.beta > 0;
-    const double mu = prior_mu(prior.theta_mu);
-    if (mu < 0) info.peak = static_cast<int64_t>(std::ceil(-mu));
-  }
   return info;
 }
 
@@ -52,24 +46,12 @@ std::unique_ptr<AttentionLayer> CpuBackend::make_attention(const AttentionSpec& 
   layer->spec = spec;
   for (int h = 0; h < spec.num_heads; ++h) {
     std::shared_ptr<BiasTable> table;
-    if (has_bias(spec)) {
-      const int64_t reach = spec.reach.empty() ? -1 : spec.reach[static_cast<size_t>(h)];
+    if (const HeadBias& bias = spec.bias_of(h); bias.any()) {
+      const int64_t reach = spec.reach_of(h);
       const int64_t limit = reach < 0 ? kMaxPositions : std::min(kMaxPositions, reach + 2 * kSuperReach);
-      std::array<double, 6> key = {-1.0, static_cast<double>(limit), 0, 0, 0, 0};
-      if (spec.encoding == PositionEncoding::kAlibi) {
-        key[2] = alibi_slope(h, spec.num_heads);
-      } else {
-        const PriorParams& p = spec.prior[static_cast<size_t>(h)];
-        key = {static_cast<double>(spec.prior_form),
-               static_cast<double>(limit),
-               p.alpha,
-               p.beta,
-               p.theta_mu,
-               spec.prior_eps};
-      }
-      std::weak_ptr<BiasTable>& known = known_tables_[key];
+      std::weak_ptr<BiasTable>& known = known_tables_[{bias, limit}];
       table = known.lock();
-      if (table == nullptr) known = table = std::make_shared<BiasTable>(spec, h, limit);
+      if (table == nullptr) known = table = std::make_shared<BiasTable>(bias, limit);
     }
     layer->heads.push_back(head_info(spec, h, table.get()));
     layer->tables.push_back(std::move(table));
@@ -84,7 +66,7 @@ std::unique_ptr<AttentionLayer> CpuBackend::make_attention(const AttentionSpec& 
     }
     layer->use_super.push_back(wide && any_unbounded);
   }
-  if (spec.encoding == PositionEncoding::kRope || spec.encoding == PositionEncoding::kRopeLocal) {
+  if (spec.rotates()) {
     layer->rope = known_rope_.lock();
     if (layer->rope == nullptr || known_rope_theta_ != spec.rope_theta) {
       layer->rope = std::make_shared<RopeTable>(spec.rope_theta, spec.head_dim, spec.rope_style);
@@ -214,7 +196,7 @@ void CpuBackend::load_block(const CpuAttention& layer, const KvCacheView& kv, co
   const double log_epsilon = std::log(static_cast<double>(options.epsilon));
   for (int h = block.first_head; h < block.first_head + block.num_heads; ++h) {
     const HeadInfo& head = layer.heads[static_cast<size_t>(h)];
-    item.any_non_decaying = item.any_non_decaying || !head.decaying;
+    item.any_non_decaying = item.any_non_decaying || !head.decays;
     for (int p = 0; p < block.num_positions; ++p) {
       const int64_t out_row = seq.row_begin + block.first_row + p;
       const int64_t source = query_rows.empty() ? out_row : query_rows[static_cast<size_t>(out_row)];

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <array>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/memory.h"
@@ -155,8 +155,8 @@ class CpuBackend final : public Backend {
   std::vector<Task> tasks_;
   std::vector<float> partial_;       // states of split blocks
   std::vector<AnchorInfo> anchors_;  // per part; only those of anchors are used
-  // Equal heads share a table (a global prior, ALiBi).
-  std::map<std::array<double, 6>, std::weak_ptr<BiasTable>> known_tables_;
+  // Equal heads share a table (a global prior, ALiBi) of the same limit.
+  std::map<std::pair<HeadBias, int64_t>, std::weak_ptr<BiasTable>> known_tables_;
   std::weak_ptr<const RopeTable> known_rope_;
   double known_rope_theta_ = 0;
 };

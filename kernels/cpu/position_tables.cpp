@@ -5,29 +5,14 @@
 
 namespace bam::cpu {
 
-BiasTable::BiasTable(const AttentionSpec& spec, int head, int64_t max_distance)
-    : encoding_(spec.encoding), form_(spec.prior_form), eps_(spec.prior_eps), limit_(max_distance) {
-  if (encoding_ == PositionEncoding::kAlibi) {
-    slope_ = alibi_slope(head, spec.num_heads);
-  } else {
-    const PriorParams& prior = spec.prior[static_cast<size_t>(head)];
-    exp_alpha_ = std::exp(prior.alpha);
-    beta_ = prior.beta;
-    mu_ = prior_mu(prior.theta_mu);
-  }
+BiasTable::BiasTable(const HeadBias& bias, int64_t max_distance) : bias_(bias), limit_(max_distance) {
   memory_ = LazyMemory(static_cast<size_t>(limit_ + 2 * kTileKeys) * sizeof(float), /*huge_pages=*/false);
   zero_ = memory_.as<float>() + limit_ - 1;
 }
 
-double BiasTable::value(int64_t distance) const {
-  const auto d = static_cast<double>(distance);
-  if (encoding_ == PositionEncoding::kAlibi) return -slope_ * d;
-  return prior_bias<double>(form_, exp_alpha_, beta_, mu_, eps_, d);
-}
-
 void BiasTable::extend(int64_t n) {
   n = std::min(n, limit_);
-  for (int64_t d = size_; d < n; ++d) zero_[-d] = static_cast<float>(value(d));
+  for (int64_t d = size_; d < n; ++d) zero_[-d] = static_cast<float>(bias_.value(d));
   size_ = std::max(size_, n);
 }
 

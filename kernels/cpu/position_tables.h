@@ -15,7 +15,7 @@ namespace bam::cpu {
 // the pointer never moves and growing copies nothing.
 class BiasTable {
  public:
-  BiasTable(const AttentionSpec& spec, int head, int64_t max_distance);
+  BiasTable(const HeadBias& bias, int64_t max_distance);
   // zero()[-d] = B(d) for d < size(); a tile's width of zeros follows for keys that will be masked.
   const float* zero() const { return zero_; }
   int64_t size() const { return size_; }
@@ -25,10 +25,7 @@ class BiasTable {
   void extend(int64_t n);
 
  private:
-  double value(int64_t distance) const;
-  PositionEncoding encoding_;
-  PriorForm form_;
-  double slope_ = 0, exp_alpha_ = 0, beta_ = 0, mu_ = 0, eps_ = 0;
+  const HeadBias bias_;
   int64_t limit_ = 0, size_ = 0;
   LazyMemory memory_;
   float* zero_ = nullptr;

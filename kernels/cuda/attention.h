@@ -34,10 +34,12 @@ inline constexpr int kFirstBoundedTile = 8;
 struct HeadParams {
   const float* bias = nullptr;  // bias[d] = B(d) for d < bias_size; null: no bias
   int bias_size = 0;
-  int reach = -1;            // keys further away are left out by proof; -1: none
-  int peak = 0;              // distance of the largest B
+  int reach = -1;               // keys further away are left out by proof; -1: none
+  int rising = 0, settled = 0;  // between these B stays within [smallest, largest], else it is monotone
+  float largest = 0, smallest = 0;
   bool scaled_bias = false;  // multiply B by c_i
-  bool decaying = false;     // bias_scale * B never grows with distance beyond `peak`
+  bool never_grows = false;  // bias_scale * B never grows with the distance from `settled` on
+  bool decays = false;       // and falls below any bound
   bool ssmax = false;
   double seq_scale = 1;
 };

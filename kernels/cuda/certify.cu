@@ -96,7 +96,9 @@ __device__ __forceinline__ float prior_bound(const BoundRow& row, int first, int
   const int near = nearest > 0 ? nearest : 0, far = row.info.position - first * kTileKeys;
   float bound = fmaxf(row.info.bias_scale * head.bias[near],
                       row.info.bias_scale * head.bias[far < head.bias_size ? far : head.bias_size - 1]);
-  if (near < head.peak && head.peak < far) bound = fmaxf(bound, row.info.bias_scale * head.bias[head.peak]);
+  if (near < head.settled && far > head.rising) {
+    bound = fmaxf(bound, fmaxf(row.info.bias_scale * head.largest, row.info.bias_scale * head.smallest));
+  }
   return bound + fabsf(bound) * kRounding;
 }
 
@@ -138,7 +140,7 @@ __global__ void __launch_bounds__(kThreads) find_seeds_kernel(AttentionArgs args
   const Dealing mine = deal(num_rows(block));
   const bool used = mine.row < num_rows(block);
   const BoundRow row = bound_row(args, block, queries, used ? mine.row : 0);
-  const bool wanted = used && !row.head->decaying && args.super_heads[block.kv_head] != 0 && block.first_tile == 0;
+  const bool wanted = used && !row.head->decays && args.super_heads[block.kv_head] != 0 && block.first_tile == 0;
   const int supers = wanted ? (block.diagonal_tile - 1) / kSuperTiles : 0;  // whole groups among tiles 0 ... D - 2
   const KvLayout& layout = args.kv.layout;
   unsigned long long tests = 0;
@@ -221,7 +223,7 @@ __device__ __forceinline__ GroupDecision judge_group(const AttentionArgs& args, 
   const int last_key = last * kTileKeys + kTileKeys - 1, near = row.info.position - last_key;
   GroupDecision decision{last_key >= row.info.first_key, true};
   if (!decision.alive) return decision;
-  if (row.head->decaying && near >= row.head->peak) {
+  if (row.head->never_grows && near >= row.head->settled) {
     // Nothing this old or older can matter: |q| |k| <= |q| max|k| of all keys up to here.
     if (const KeyStats* stats = tile_stats(args, block, last, layout.stats_offset)) {
       const float prior = row.info.bias_scale * row.head->bias[near];

@@ -20,44 +20,19 @@ constexpr int64_t kMaxWaveMasks = int64_t{8} << 20;        // 64 MiB
 constexpr int64_t kMaxWaveSlotFloats = int64_t{64} << 20;  // 256 MiB
 constexpr int kSmallRows = 16;                             // rows of one tensor-core tile: such blocks take one warp
 
-bool has_bias(const AttentionSpec& spec) {
-  return spec.encoding == PositionEncoding::kBam || spec.encoding == PositionEncoding::kAlibi;
-}
-
-int64_t head_reach(const AttentionSpec& spec, int head) {
-  return spec.reach.empty() ? -1 : spec.reach[static_cast<size_t>(head)];
-}
-
-BiasFormula bias_formula(const AttentionSpec& spec, int head) {
-  BiasFormula formula;
-  if (spec.encoding == PositionEncoding::kAlibi) {
-    formula.alibi = true;
-    formula.slope = alibi_slope(head, spec.num_heads);
-    return formula;
-  }
-  const PriorParams& prior = spec.prior[static_cast<size_t>(head)];
-  formula.form = spec.prior_form;
-  formula.exp_alpha = std::exp(prior.alpha);
-  formula.beta = prior.beta;
-  formula.mu = prior_mu(prior.theta_mu);
-  formula.eps = spec.prior_eps;
-  return formula;
-}
-
 HeadParams head_params(const AttentionSpec& spec, int head) {
+  const HeadBias& bias = spec.bias_of(head);
   HeadParams params;
   params.ssmax = spec.ssmax;
-  params.seq_scale = spec.ssmax ? static_cast<double>(spec.seq_scale[static_cast<size_t>(head)]) : 1.0;
-  params.scaled_bias = spec.encoding == PositionEncoding::kBam && spec.ssmax_prior;
-  params.reach = static_cast<int>(head_reach(spec, head));
-  if (spec.encoding == PositionEncoding::kAlibi) params.decaying = true;
-  if (spec.encoding == PositionEncoding::kBam) {
-    const PriorParams& prior = spec.prior[static_cast<size_t>(head)];
-    const double sign = spec.ssmax && params.scaled_bias ? params.seq_scale : 1.0;
-    params.decaying = sign * prior.beta > 0;
-    const double mu = prior_mu(prior.theta_mu);
-    if (mu < 0) params.peak = static_cast<int>(std::min(std::ceil(-mu), static_cast<double>(kMaxPositions)));
-  }
+  params.seq_scale = spec.seq_scale_of(head);
+  params.scaled_bias = bias.scaled;
+  params.never_grows = bias.never_grows;
+  params.decays = bias.decays;
+  params.rising = static_cast<int>(bias.rising);
+  params.settled = static_cast<int>(bias.settled);
+  params.largest = static_cast<float>(bias.largest);
+  params.smallest = static_cast<float>(bias.smallest);
+  params.reach = static_cast<int>(spec.reach_of(head));
   return params;
 }
 
@@ -79,21 +54,14 @@ std::unique_ptr<AttentionLayer> CudaBackend::make_attention(const AttentionSpec&
   for (int h = 0; h < spec.num_heads; ++h) {
     layer->heads.push_back(head_params(spec, h));
     std::shared_ptr<BiasTable> table;
-    if (has_bias(spec)) {
-      const int64_t reach = head_reach(spec, h);
+    if (const HeadBias& bias = spec.bias_of(h); bias.any()) {
+      const int64_t reach = spec.reach_of(h);
       const int64_t limit = reach < 0 ? kMaxPositions : std::min(kMaxPositions, reach + 2 * kSuperReach);
-      const BiasFormula formula = bias_formula(spec, h);
-      const std::array<double, 6> key = {formula.alibi ? -1.0 : static_cast<double>(formula.form),
-                                         static_cast<double>(limit),
-                                         formula.alibi ? formula.slope : formula.exp_alpha,
-                                         formula.beta,
-                                         formula.mu,
-                                         formula.eps};
-      std::weak_ptr<BiasTable>& known = known_tables_[key];
+      std::weak_ptr<BiasTable>& known = known_tables_[{bias, limit}];
       table = known.lock();
       if (table == nullptr) {
         known = table = std::make_shared<BiasTable>();
-        table->formula = formula;
+        table->bias = bias;
         table->limit = limit;
       }
     }
@@ -103,7 +71,7 @@ std::unique_ptr<AttentionLayer> CudaBackend::make_attention(const AttentionSpec&
   for (int kv = 0; kv < spec.num_kv_heads; ++kv) {
     bool unbounded = false;
     for (int h = kv * group; h < (kv + 1) * group; ++h) {
-      unbounded = unbounded || head_reach(spec, h) < 0 || head_reach(spec, h) >= kSuperReach;
+      unbounded = unbounded || spec.reach_of(h) < 0 || spec.reach_of(h) >= kSuperReach;
     }
     layer->use_super.push_back(spec.window < 0 && unbounded);
   }
@@ -111,7 +79,7 @@ std::unique_ptr<AttentionLayer> CudaBackend::make_attention(const AttentionSpec&
   copy_in(layer->super_heads, layer->use_super.data());
   layer->head_params = DeviceMemory(layer->heads.size() * sizeof(HeadParams));
   copy_in(layer->head_params, layer->heads.data());
-  if (spec.encoding == PositionEncoding::kRope || spec.encoding == PositionEncoding::kRopeLocal) {
+  if (spec.rotates()) {
     layer->rope_memory = rope_tables(spec);
     layer->rope.half = spec.head_dim / 2;
     layer->rope.fine = layer->rope_memory->as<RopeAngle>();
@@ -170,7 +138,7 @@ void CudaBackend::reserve_positions(std::span<AttentionLayer* const> layers, int
         table->memory = DeviceMemory(static_cast<size_t>(room) * sizeof(float));
         table->size = 0;
       }
-      fill_bias_table(table->formula, table->size, wanted, table->memory.as<float>(), stream_.get());
+      fill_bias_table(table->bias, table->size, wanted, table->memory.as<float>(), stream_.get());
       table->size = std::max(table->size, wanted);
       HeadParams& params = layer.heads[h];
       changed = changed || params.bias != table->memory.as<float>() || params.bias_size != table->size;
@@ -302,7 +270,7 @@ void CudaBackend::plan_blocks(const CudaAttention& layer, const KvLayout& layout
         bool bounded = true;
         int64_t reach = spec.window;
         for (int i = h; i < h + heads && spec.window < 0; ++i) {
-          const int64_t own = options.certified ? head_reach(spec, i) : -1;
+          const int64_t own = options.certified ? spec.reach_of(i) : -1;
           bounded = bounded && own >= 0;
           reach = std::max(reach, own);
         }

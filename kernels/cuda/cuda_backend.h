@@ -48,7 +48,7 @@ struct CudaLinear final : LinearWeights {
 
 // B(d) of one head on the device. Equal heads share a table (a global prior, ALiBi).
 struct BiasTable {
-  BiasFormula formula;
+  HeadBias bias;
   int64_t limit = 0;  // distances beyond are never read
   int64_t size = 0;
   DeviceMemory memory;
@@ -193,8 +193,8 @@ class CudaBackend final : public Backend {
   std::vector<Embedding> embeddings_;
   // Uploaded in this step, by source: writing K and V and attending to them need the same table.
   std::unordered_multimap<const int32_t*, Table> tables_;
-  std::vector<LayerCounters*> layers_;  // of all living layers
-  std::map<std::array<double, 6>, std::weak_ptr<BiasTable>> known_tables_;
+  std::vector<LayerCounters*> layers_;                                             // of all living layers
+  std::map<std::pair<HeadBias, int64_t>, std::weak_ptr<BiasTable>> known_tables_;  // by bias and limit
   std::weak_ptr<const DeviceMemory> known_rope_;
   std::array<double, 2> known_rope_key_ = {};
   // What kernels were prepared for.

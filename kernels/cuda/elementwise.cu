@@ -80,13 +80,9 @@ __global__ void __launch_bounds__(kThreads) to_float_kernel(const T* in, long lo
 }
 
 __global__ void __launch_bounds__(kThreads)
-    bias_table_kernel(BiasFormula formula, long long begin, long long end, float* table) {
+    bias_table_kernel(HeadBias bias, long long begin, long long end, float* table) {
   const long long d = begin + static_cast<long long>(blockIdx.x) * kThreads + threadIdx.x;
-  if (d >= end) return;
-  const double distance = static_cast<double>(d);
-  table[d] = static_cast<float>(formula.alibi ? -formula.slope * distance
-                                              : prior_bias<double>(formula.form, formula.exp_alpha, formula.beta,
-                                                                   formula.mu, formula.eps, distance));
+  if (d < end) table[d] = static_cast<float>(bias.value(d));
 }
 
 dim3 blocks(int64_t count) { return dim3(static_cast<unsigned>(count)); }
@@ -176,10 +172,10 @@ void operands_to_float(DType operand, const void* in, int64_t count, float* out,
   });
 }
 
-void fill_bias_table(const BiasFormula& formula, int64_t begin, int64_t end, float* table, cudaStream_t stream) {
+void fill_bias_table(const HeadBias& bias, int64_t begin, int64_t end, float* table, cudaStream_t stream) {
   if (begin >= end) return;
-  check(launch(bias_table_kernel, blocks(ceil_div(end - begin, kThreads)), dim3(kThreads), 0, stream, formula, begin,
-               end, table),
+  check(launch(bias_table_kernel, blocks(ceil_div(end - begin, kThreads)), dim3(kThreads), 0, stream, bias, begin, end,
+               table),
         "bias_table_kernel");
 }
 

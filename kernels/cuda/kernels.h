@@ -8,7 +8,7 @@
 
 #include "kernels/draw.h"
 #include "kernels/dtype.h"
-#include "kernels/prior.h"
+#include "kernels/head_bias.h"
 
 namespace bam::cuda {
 
@@ -32,14 +32,8 @@ void operands_to_float(DType operand, const void* in, int64_t count, float* out,
 void move_pages(void* packed, void* cache, const int32_t* pages, int count, size_t bytes, bool to_cache,
                 cudaStream_t stream);
 
-// What B(d) of one head is made of; slope != 0: ALiBi.
-struct BiasFormula {
-  PriorForm form = PriorForm::kScaleOutside;
-  double exp_alpha = 0, beta = 0, mu = 0, eps = 0, slope = 0;
-  bool alibi = false;
-};
 // table[d] = B(d) for d in [begin, end), computed in double and rounded once.
-void fill_bias_table(const BiasFormula& formula, int64_t begin, int64_t end, float* table, cudaStream_t stream);
+void fill_bias_table(const HeadBias& bias, int64_t begin, int64_t end, float* table, cudaStream_t stream);
 
 // ---- draw.cu ----
 

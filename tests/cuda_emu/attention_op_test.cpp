@@ -18,20 +18,20 @@ using cuda_test::make_spec;
 using cuda_test::rounded;
 using cuda_test::run;
 
-reference::HeadParams head_params(const AttentionSpec& spec, int head) {
+reference::HeadParams head_params(const Case& test, const AttentionSpec& spec, int head) {
   reference::HeadParams params;
-  params.encoding = spec.encoding;
+  params.encoding = test.encoding;
   params.ssmax = spec.ssmax;
   params.seq_scale = spec.ssmax ? static_cast<double>(spec.seq_scale[static_cast<size_t>(head)]) : 1.0;
-  params.ssmax_prior = spec.ssmax_prior;
-  params.prior_form = spec.prior_form;
-  if (!spec.prior.empty()) {
-    const PriorParams& prior = spec.prior[static_cast<size_t>(head)];
+  params.ssmax_prior = test.ssmax_prior;
+  params.prior_form = test.form;
+  if (test.encoding == PositionEncoding::kBam) {
+    const PriorParams& prior = test.prior_of(head);
     params.theta_alpha = prior.alpha;
     params.theta_beta = prior.beta;
     params.theta_mu = prior.theta_mu;
   }
-  if (spec.encoding == PositionEncoding::kAlibi)
+  if (test.encoding == PositionEncoding::kAlibi)
     params.slope = reference::alibi_slopes(spec.num_heads)[static_cast<size_t>(head)];
   params.sliding_window = spec.window;
   return params;
@@ -56,7 +56,6 @@ void round_to_int8(double* x, int64_t n) {
 }
 
 Exact exact_inputs(const Case& test, const AttentionSpec& spec, const std::vector<float>& qkv) {
-  const bool rotated = spec.encoding == PositionEncoding::kRope || spec.encoding == PositionEncoding::kRopeLocal;
   const int64_t width = int64_t{test.heads + 2 * test.kv_heads} * test.head_dim;
   reference::Oracle::KvRounding rounding;
   if (test.kv == DType::kI8) {
@@ -70,7 +69,7 @@ Exact exact_inputs(const Case& test, const AttentionSpec& spec, const std::vecto
       const float* from = qkv.data() + i * width + int64_t{h} * test.head_dim;
       std::vector<double> x(from, from + test.head_dim);
       const bool is_value = h >= test.heads + test.kv_heads;
-      if (rotated && !is_value) {
+      if (test.rotates() && !is_value) {
         reference::rotate(x.data(), test.head_dim, i, spec.rope_theta, spec.rope_style);
         for (double& value : x) value = rounded(static_cast<float>(value), test.operand);
       }
@@ -105,9 +104,10 @@ TEST_P(AttentionOp, AgreesWithDoubleArithmetic) {
   for (int64_t i = 0; i < test.tokens; ++i) {
     for (int h = 0; h < test.heads; ++h) {
       const int64_t kv_offset = int64_t{h / group} * test.head_dim;
-      const auto row = reference::attention_row(
-          head_params(spec, h), i, exact.q.data() + (i * test.heads + h) * test.head_dim, exact.k.data() + kv_offset,
-          exact.v.data() + kv_offset, test.head_dim, int64_t{test.kv_heads} * test.head_dim);
+      const auto row =
+          reference::attention_row(head_params(test, spec, h), i, exact.q.data() + (i * test.heads + h) * test.head_dim,
+                                   exact.k.data() + kv_offset, exact.v.data() + kv_offset, test.head_dim,
+                                   int64_t{test.kv_heads} * test.head_dim);
       for (int d = 0; d < test.head_dim; ++d) {
         const float value = got[static_cast<size_t>((i * test.heads + h) * test.head_dim + d)];
         ASSERT_FALSE(std::isnan(value)) << "position " << i << " head " << h << " dim " << d;

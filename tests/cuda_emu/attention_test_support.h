@@ -20,6 +20,8 @@ struct Case {
   int64_t tokens = 150, chunk = 70;
   int page_size = 64;
   std::vector<PriorParams> prior = {{0.5, 0.9, 0}, {-0.5, 0.3, 0.4}, {0.1, 0.0, 0}, {0.2, -0.6, -0.7}};
+  const PriorParams& prior_of(int head) const { return prior[static_cast<size_t>(head) % prior.size()]; }
+  bool rotates() const { return encoding == PositionEncoding::kRope || encoding == PositionEncoding::kRopeLocal; }
   friend std::ostream& operator<<(std::ostream& stream, const Case& test) { return stream << test.name; }
 };
 
@@ -28,16 +30,16 @@ inline AttentionSpec make_spec(const Case& test) {
   spec.num_heads = test.heads;
   spec.num_kv_heads = test.kv_heads;
   spec.head_dim = test.head_dim;
-  spec.encoding = test.encoding;
   spec.ssmax = test.ssmax;
-  spec.ssmax_prior = test.ssmax_prior;
-  spec.prior_form = test.form;
-  spec.rope_theta = 10000;
+  if (test.rotates()) spec.rope_theta = 10000;
   if (test.encoding == PositionEncoding::kRopeLocal) spec.window = 37;
   for (int h = 0; h < test.heads; ++h) {
     spec.seq_scale.push_back(0.3f + 0.1f * static_cast<float>(h));
-    if (test.encoding == PositionEncoding::kBam)
-      spec.prior.push_back(test.prior[static_cast<size_t>(h) % test.prior.size()]);
+    if (test.encoding == PositionEncoding::kBam) {
+      spec.bias.push_back(
+          power_bias(test.form, test.prior_of(h), 1e-5, test.ssmax && test.ssmax_prior, spec.seq_scale_of(h)));
+    }
+    if (test.encoding == PositionEncoding::kAlibi) spec.bias.push_back(linear_bias(alibi_slope(h, test.heads)));
   }
   return spec;
 }

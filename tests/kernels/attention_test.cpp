@@ -17,6 +17,9 @@ namespace {
 constexpr int kHeads = 4, kKvHeads = 2, kDim = 32;
 constexpr int64_t kWidth = (kHeads + 2 * kKvHeads) * kDim;
 
+// Local, heavy tail, flat, retrieval.
+constexpr PriorParams kPrior[kHeads] = {{0.5, 0.9, 0}, {-0.5, 0.3, 0}, {0.1, 0.0, 0}, {0.2, -0.3, 0}};
+
 AttentionSpec make_spec(bool ssmax) {
   AttentionSpec spec;
   spec.num_heads = kHeads;
@@ -24,8 +27,8 @@ AttentionSpec make_spec(bool ssmax) {
   spec.head_dim = kDim;
   spec.ssmax = ssmax;
   spec.seq_scale = {0.4f, 0.6f, 0.5f, 0.3f};
-  // Local, heavy tail, flat, retrieval.
-  spec.prior = {{0.5, 0.9, 0}, {-0.5, 0.3, 0}, {0.1, 0.0, 0}, {0.2, -0.3, 0}};
+  for (int h = 0; h < kHeads; ++h)
+    spec.bias.push_back(power_bias(PriorForm::kScaleOutside, kPrior[h], 1e-5, ssmax, spec.seq_scale_of(h)));
   return spec;
 }
 
@@ -101,7 +104,7 @@ std::vector<double> exact_row(const AttentionSpec& spec, const std::vector<float
   const float* q = qkv.data() + i * kWidth + head * kDim;
   const int kv = head / (kHeads / kKvHeads);
   const double c = spec.ssmax ? spec.seq_scale[static_cast<size_t>(head)] * std::log(static_cast<double>(i + 1)) : 1.0;
-  const PriorParams& p = spec.prior[static_cast<size_t>(head)];
+  const PriorParams& p = kPrior[head];
   std::vector<double> logits;
   for (int64_t j = 0; j <= i; ++j) {
     const float* k = qkv.data() + j * kWidth + (kHeads + kv) * kDim;

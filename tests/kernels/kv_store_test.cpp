@@ -42,7 +42,6 @@ std::vector<std::byte> written(const std::string& isa, const Case& c, const std:
   AttentionSpec spec;
   spec.num_heads = spec.num_kv_heads = kHeads;
   spec.head_dim = c.head_dim;
-  spec.encoding = PositionEncoding::kNope;
   const auto layer = backend->make_attention(spec);
   const KvLayout layout = make_kv_layout(c.dtype, c.head_dim, kTileKeys);
   const int64_t tiles = (kKeys + kTileKeys - 1) / kTileKeys, pages = kHeads * tiles;

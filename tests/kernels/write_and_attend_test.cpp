@@ -48,15 +48,17 @@ struct Side {
 TEST_P(WriteAndAttend, IsWritingThenAttending) {
   const Case c = GetParam();
   AttentionSpec spec;
-  spec.encoding = c.encoding;
   spec.num_heads = c.heads;
   spec.num_kv_heads = c.kv_heads;
   spec.head_dim = kDim;
-  spec.rope_theta = 10000;
+  if (c.encoding == PositionEncoding::kRope) spec.rope_theta = 10000;
   spec.ssmax = c.encoding == PositionEncoding::kBam;
   for (int h = 0; h < c.heads; ++h) {
     spec.seq_scale.push_back(0.3f + 0.1f * static_cast<float>(h % 4));
-    spec.prior.push_back({0.2, h % 3 == 0 ? 0.8 : (h % 3 == 1 ? 0.2 : -0.2), 0});
+    const PriorParams prior{0.2, h % 3 == 0 ? 0.8 : (h % 3 == 1 ? 0.2 : -0.2), 0};
+    if (c.encoding == PositionEncoding::kBam)
+      spec.bias.push_back(power_bias(PriorForm::kScaleOutside, prior, 1e-5, true, spec.seq_scale_of(h)));
+    if (c.encoding == PositionEncoding::kAlibi) spec.bias.push_back(linear_bias(alibi_slope(h, c.heads)));
   }
   // Rows that a sequence adds in each step; the last one joins when a tile of the others is nearly full.
   const std::vector<int64_t> prompt = {62, 1, 63, 130, 200};

@@ -73,7 +73,7 @@ AttentionSpec one_head(double alpha, double beta, double theta_mu, float s) {
   spec.head_dim = 32;
   spec.ssmax = true;
   spec.seq_scale = {s};
-  spec.prior = {{alpha, beta, theta_mu}};
+  spec.bias = {power_bias(PriorForm::kScaleOutside, {alpha, beta, theta_mu}, 1e-5, true, static_cast<double>(s))};
   return spec;
 }
 
@@ -107,7 +107,6 @@ TEST(Spectral, NoReachWithoutDecay) {
 
 TEST(Spectral, ReachOfAWindowIsTheWindow) {
   AttentionSpec spec = one_head(0, 1, 0, 1);
-  spec.encoding = PositionEncoding::kRopeLocal;
   spec.window = 100;
   EXPECT_EQ(static_reach(spec, 0, 1e9, 1e-6, 1 << 20), 100);
 }
