@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/config.h"
+#include "kernels/attention_options.h"
 #include "server/api/server_config.h"
 
 namespace bam {
@@ -20,7 +21,7 @@ struct ModelSettings {
   int threads = 0;                // 0: all cores this process may use
   std::string dtype = "auto";     // auto: as in the checkpoint
   bool certified_attention = true;
-  float attention_epsilon = 0x1p-20f;
+  float attention_epsilon = AttentionOptions{}.epsilon;
   EngineConfig engine;
 };
 

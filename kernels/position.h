@@ -8,7 +8,7 @@ namespace bam {
 inline constexpr int64_t kMaxPositions = int64_t{1} << 22;
 
 // How a model knows about order. Without SSMax the factor c_i below is 1.
-enum class PositionEncoding : uint8_t { kBam, kAlibi, kNope, kRope, kRopeLocal, kSinusoidal };
+enum class PositionEncoding : uint8_t { kBam, kAlibi, kNope, kRope, kRopeLocal, kSinusoidal, kT5 };
 
 // kScaleOutside: -exp(alpha) * (|d| + eps)^beta;  kScaleInside: -(|d * exp(alpha)| + eps)^beta.
 enum class PriorForm : uint8_t { kScaleOutside, kScaleInside };

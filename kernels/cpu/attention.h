@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/backend.h"
+#include "kernels/attention_options.h"
 #include "kernels/paged_kv.h"
 
 namespace bam::cpu {
@@ -97,7 +97,7 @@ struct AttentionScratch {
 struct AttentionKernels {
   void (*prepare)(const AttentionItem& item, AttentionScratch& scratch);
   void (*anchor)(const AttentionItem& item, AttentionScratch& scratch, AnchorInfo& info, const SoftmaxState& state);
-  // One segment from an empty state. False: every row has a decaying prior and is past all that could matter, so this
+  // One segment from an empty state. False: no row's bias grows any more and all are past what could matter, so this
   // segment contributed nothing and no older one will.
   bool (*segment)(const AttentionItem& item, int64_t segment, const AnchorInfo& info, AttentionScratch& scratch,
                   const SoftmaxState& state);

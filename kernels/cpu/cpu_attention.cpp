@@ -67,11 +67,10 @@ std::unique_ptr<AttentionLayer> CpuBackend::make_attention(const AttentionSpec& 
     layer->use_super.push_back(wide && any_unbounded);
   }
   if (spec.rotates()) {
-    layer->rope = known_rope_.lock();
-    if (layer->rope == nullptr || known_rope_theta_ != spec.rope_theta) {
-      layer->rope = std::make_shared<RopeTable>(spec.rope_theta, spec.head_dim, spec.rope_style);
-      known_rope_ = layer->rope;
-      known_rope_theta_ = spec.rope_theta;
+    std::weak_ptr<const RopeTable>& known = known_rope_[{spec.rope_theta, spec.head_dim, spec.rope_style}];
+    layer->rope = known.lock();
+    if (layer->rope == nullptr) {
+      known = layer->rope = std::make_shared<RopeTable>(spec.rope_theta, spec.head_dim, spec.rope_style);
     }
   }
   return layer;

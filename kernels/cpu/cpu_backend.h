@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -157,8 +158,7 @@ class CpuBackend final : public Backend {
   std::vector<AnchorInfo> anchors_;  // per part; only those of anchors are used
   // Equal heads share a table (a global prior, ALiBi) of the same limit.
   std::map<std::pair<HeadBias, int64_t>, std::weak_ptr<BiasTable>> known_tables_;
-  std::weak_ptr<const RopeTable> known_rope_;
-  double known_rope_theta_ = 0;
+  std::map<std::tuple<double, int, RopeStyle>, std::weak_ptr<const RopeTable>> known_rope_;  // theta, head_dim, style
 };
 
 }  // namespace bam::cpu

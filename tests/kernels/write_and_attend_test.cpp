@@ -58,6 +58,8 @@ TEST_P(WriteAndAttend, IsWritingThenAttending) {
     const PriorParams prior{0.2, h % 3 == 0 ? 0.8 : (h % 3 == 1 ? 0.2 : -0.2), 0};
     if (c.encoding == PositionEncoding::kBam)
       spec.bias.push_back(power_bias(PriorForm::kScaleOutside, prior, 1e-5, true, spec.seq_scale_of(h)));
+    if (c.encoding == PositionEncoding::kT5)
+      spec.bias.push_back(bucket_bias(std::vector<float>{0.5f, -1, 2, -3, 0.1f * static_cast<float>(h), -6}, 90));
     if (c.encoding == PositionEncoding::kAlibi) spec.bias.push_back(linear_bias(alibi_slope(h, c.heads)));
   }
   // Rows that a sequence adds in each step; the last one joins when a tile of the others is nearly full.
@@ -106,12 +108,50 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"bam_f32_grouped", PositionEncoding::kBam, 6, 2, DType::kF32, 2},
                       Case{"bam_i8", PositionEncoding::kBam, 4, 2, DType::kI8, 3},
                       Case{"bam_i4_portable", PositionEncoding::kBam, 4, 4, DType::kI4, 2, "portable"},
+                      Case{"t5_grouped", PositionEncoding::kT5, 6, 2, DType::kF16, 3},
                       Case{"rope_one_thread", PositionEncoding::kRope, 4, 2, DType::kF16, 1},
                       Case{"rope_grouped", PositionEncoding::kRope, 8, 2, DType::kF16, 4},
                       Case{"alibi_portable", PositionEncoding::kAlibi, 4, 4, DType::kF16, 2, "portable"},
                       // More query heads than one block holds: the block does not own its KV head.
                       Case{"one_kv_head_for_80", PositionEncoding::kNope, 80, 1, DType::kF16, 4}),
     [](const auto& case_info) { return std::string(case_info.param.name); });
+
+// Layers with the same theta may still rotate differently: each must be as if it were alone on its backend.
+TEST(Rotation, TablesAreSharedOnlyByLayersThatRotateAlike) {
+  const auto rotated = [](Backend& backend, const AttentionSpec& spec, std::unique_ptr<AttentionLayer>& layer) {
+    layer = backend.make_attention(spec);
+    KvCacheView kv;
+    kv.layout = make_kv_layout(DType::kF32, spec.head_dim, kTileKeys);
+    kv.num_pages = 1;
+    const auto memory = backend.allocate(kv.layout.page_bytes());
+    kv.base = static_cast<std::byte*>(memory->data());
+    const int32_t page = 0;
+    const SequenceRows rows{&page, 1, 0, 5, 0};
+    std::vector<float> qkv(static_cast<size_t>(5 * 3 * spec.head_dim));
+    for (size_t i = 0; i < qkv.size(); ++i) qkv[i] = static_cast<float>(i % 17) - 8.0f;
+    backend.write_kv(*layer, kv, {&rows, 1}, qkv.data());
+    return qkv;
+  };
+  std::vector<AttentionSpec> specs;
+  for (const auto& [head_dim, style] : {std::pair{32, RopeStyle::kInterleaved},
+                                        {32, RopeStyle::kRotateHalf},
+                                        {64, RopeStyle::kInterleaved},
+                                        {16, RopeStyle::kInterleaved}}) {
+    AttentionSpec spec;
+    spec.num_heads = spec.num_kv_heads = 1;
+    spec.head_dim = head_dim;
+    spec.rope_theta = 10000;
+    spec.rope_style = style;
+    specs.push_back(spec);
+  }
+  const auto shared = make_cpu_backend({.num_threads = 1});
+  std::vector<std::unique_ptr<AttentionLayer>> layers(specs.size());
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const auto alone = make_cpu_backend({.num_threads = 1});
+    std::unique_ptr<AttentionLayer> layer;
+    EXPECT_EQ(rotated(*shared, specs[i], layers[i]), rotated(*alone, specs[i], layer)) << "layer " << i;
+  }
+}
 
 }  // namespace
 }  // namespace bam
