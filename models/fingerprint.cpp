@@ -26,6 +26,10 @@ uint64_t hash_config(const ModelConfig& config, uint64_t hash) {
   add(static_cast<uint64_t>(config.prior_scope));
   add(static_cast<uint64_t>(config.rope_style));
   add(uint64_t{config.tie_word_embeddings} | uint64_t{config.ssmax} << 1 | uint64_t{config.ssmax_prior} << 2);
+  if (config.position_encoding == PositionEncoding::kT5) {
+    add(static_cast<uint64_t>(config.relative_buckets));
+    add(static_cast<uint64_t>(config.relative_max_distance));
+  }
   return hash;
 }
 

@@ -25,6 +25,16 @@ AttentionSpec attention_spec(const ModelConfig& config, const LayerWeights& weig
     case PositionEncoding::kAlibi:
       for (int h = 0; h < spec.num_heads; ++h) spec.bias.push_back(linear_bias(alibi_slope(h, spec.num_heads)));
       break;
+    case PositionEncoding::kT5:
+      for (int h = 0; h < spec.num_heads; ++h) {
+        std::vector<float> buckets;
+        for (size_t at = static_cast<size_t>(h); at < weights.relative_bias.size();
+             at += static_cast<size_t>(spec.num_heads)) {
+          buckets.push_back(weights.relative_bias[at]);
+        }
+        spec.bias.push_back(bucket_bias(buckets, config.relative_max_distance));
+      }
+      break;
     case PositionEncoding::kRopeLocal: spec.window = config.sliding_window; [[fallthrough]];
     case PositionEncoding::kRope:
       spec.rope_theta = config.rope_theta;

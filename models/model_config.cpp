@@ -11,6 +11,7 @@
 #include "base/json_fields.h"
 #include "base/mapped_file.h"
 #include "base/utf8.h"
+#include "kernels/head_bias.h"
 
 namespace bam {
 namespace {
@@ -23,13 +24,14 @@ constexpr int64_t kMaxStatedLength = int64_t{1} << 40;
 template <typename T>
 using Choice = std::pair<std::string_view, T>;
 
-constexpr std::array<Choice<PositionEncoding>, 6> kPositionEncodings = {{
+constexpr std::array<Choice<PositionEncoding>, 7> kPositionEncodings = {{
     {"bam", PositionEncoding::kBam},
     {"alibi", PositionEncoding::kAlibi},
     {"nope", PositionEncoding::kNope},
     {"rope", PositionEncoding::kRope},
     {"rope_local", PositionEncoding::kRopeLocal},
     {"sinusoidal", PositionEncoding::kSinusoidal},
+    {"t5", PositionEncoding::kT5},
 }};
 constexpr std::array<Choice<int>, 1> kModelTypes = {{{"bam", 0}}};
 constexpr std::array<Choice<PriorForm>, 2> kPriorForms = {
@@ -117,6 +119,15 @@ void read_positions(FieldReader& fields, ModelConfig& config) {
   config.rope_style = choice(fields, "rope_style", kRopeStyles).value_or(RopeStyle::kInterleaved);
   config.sinusoidal_theta = fields.positive("sinusoidal_theta", 1e15).value_or(10000.0);
 
+  config.relative_buckets = fields.integer("relative_attention_num_buckets", 2, kMaxBiasBuckets).value_or(32);
+  config.relative_max_distance = fields.integer("relative_attention_max_distance", 2, kMaxPositions).value_or(128);
+  if (config.relative_max_distance <= config.relative_buckets / 2) {
+    fields.fail("relative_attention_max_distance",
+                fmt::format("'relative_attention_max_distance' ({}) must be more than half of "
+                            "relative_attention_num_buckets ({})",
+                            config.relative_max_distance, config.relative_buckets));
+  }
+
   const bool local = config.position_encoding == PositionEncoding::kRopeLocal;
   const int64_t window = fields.integer("sliding_window", 1, kMaxStatedLength).value_or(-1);
   if (local && window < 0)
@@ -132,7 +143,9 @@ void read_positions(FieldReader& fields, ModelConfig& config) {
 int64_t ModelConfig::num_parameters_without_embedding() const {
   const int64_t attention = hidden_size * (2 * q_size() + 2 * kv_size());
   const int64_t feed_forward = 3 * hidden_size * intermediate_size;
-  const int64_t prior = position_encoding == PositionEncoding::kBam ? 3 * num_heads : 0;
+  const int64_t prior = position_encoding == PositionEncoding::kBam  ? 3 * num_heads
+                        : position_encoding == PositionEncoding::kT5 ? relative_buckets * num_heads
+                                                                     : 0;
   const bool prior_per_layer = prior_scope == PriorScope::kLayer;
   const int64_t layer =
       attention + feed_forward + 2 * hidden_size + (ssmax ? num_heads : 0) + (prior_per_layer ? prior : 0);

@@ -10,6 +10,7 @@
 
 namespace bam {
 
+// Of a bam prior or a t5 bias.
 enum class PriorScope : uint8_t { kLayer, kGlobal };
 
 // A checkpoint's config.json, typed and validated. Every size has been range-checked, so products of them fit in int64.
@@ -36,6 +37,8 @@ struct ModelConfig {
   RopeStyle rope_style = RopeStyle::kInterleaved;
   int64_t sliding_window = -1;  // rope_local: keys with i - j <= sliding_window; -1 elsewhere
   double sinusoidal_theta = 10000.0;
+  int64_t relative_buckets = 32;        // t5: distances fall into so many buckets,
+  int64_t relative_max_distance = 128;  // the last of which begins at or before this one
 
   int32_t bos_token_id = -1;  // -1: none
   std::vector<int32_t> eos_token_ids;

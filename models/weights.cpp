@@ -17,6 +17,9 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "safetensors data is little-endian and is used in place");
 
+// Added to logits of a few hundred at most; far from where float32 products overflow.
+constexpr float kMaxRelativeBias = 1e6f;
+
 // Beyond this exp() and sinh() leave float32, and no trained model comes near.
 constexpr double kMaxPriorExponent = 80.0;
 
@@ -38,7 +41,12 @@ class TensorSource {
 
   // [heads] values; the authors' files store them as [1, heads, 1, 1].
   std::vector<float> take_per_head(const std::string& name, int64_t heads) {
-    const WeightView view = take_any(name, {{heads}, {1, heads, 1, 1}});
+    return take_values(name, {{heads}, {1, heads, 1, 1}});
+  }
+
+  // Few numbers that are wanted as they are; checked.
+  std::vector<float> take_values(const std::string& name, const std::vector<std::vector<int64_t>>& shapes) {
+    const WeightView view = take_any(name, shapes);
     const std::optional<NonFinite> bad = find_non_finite(view);
     if (bad) fail(name, non_finite_text(*bad));
     return view.to_f32();
@@ -140,12 +148,31 @@ std::vector<PriorParams> take_prior(TensorSource& source, const std::string& pre
   return prior;
 }
 
-LayerWeights take_layer(TensorSource& source, const ModelConfig& config, int64_t index,
-                        const std::vector<PriorParams>& global_prior) {
+std::vector<float> take_relative_bias(TensorSource& source, const std::string& name, const ModelConfig& config) {
+  std::vector<float> bias = source.take_values(name, {{config.relative_buckets, config.num_heads}});
+  for (const float value : bias) {
+    if (std::abs(value) <= kMaxRelativeBias) continue;
+    source.fail(name,
+                fmt::format("holds {}; values beyond +-{} are outside of any trained bias", value, kMaxRelativeBias));
+  }
+  return bias;
+}
+
+// What stands in a layer, or once for all of them: `prefix` is "" or "layers.N.attention.".
+void take_positions(TensorSource& source, const std::string& prefix, const ModelConfig& config, LayerWeights& layer) {
+  if (config.position_encoding == PositionEncoding::kBam) {
+    layer.prior = take_prior(source, prefix + "prior.", config.num_heads);
+  } else if (config.position_encoding == PositionEncoding::kT5) {
+    layer.relative_bias = take_relative_bias(source, prefix + "relative_bias", config);
+  }
+}
+
+// `shared`: what all layers have in common.
+LayerWeights take_layer(TensorSource& source, const ModelConfig& config, int64_t index, const LayerWeights& shared) {
   const std::string prefix = fmt::format("layers.{}.", index);
   const std::string attention = prefix + "attention.";
   const int64_t hidden = config.hidden_size;
-  LayerWeights layer;
+  LayerWeights layer = shared;
   layer.attention_norm = source.take(prefix + "attention_norm.weight", {hidden});
   layer.wq = source.take(attention + "wq.weight", {config.q_size(), hidden});
   layer.wk = source.take(attention + "wk.weight", {config.kv_size(), hidden});
@@ -156,11 +183,7 @@ LayerWeights take_layer(TensorSource& source, const ModelConfig& config, int64_t
   layer.w2 = source.take(prefix + "feed_forward.w2.weight", {hidden, config.intermediate_size});
   layer.w3 = source.take(prefix + "feed_forward.w3.weight", {config.intermediate_size, hidden});
   if (config.ssmax) layer.seq_scale = source.take_per_head(attention + "seq_scale", config.num_heads);
-  if (config.position_encoding == PositionEncoding::kBam) {
-    layer.prior = config.prior_scope == PriorScope::kGlobal
-                      ? global_prior
-                      : take_prior(source, attention + "prior.", config.num_heads);
-  }
+  if (config.prior_scope == PriorScope::kLayer) take_positions(source, attention, config, layer);
   return layer;
 }
 
@@ -221,12 +244,10 @@ CheckpointWeights load_weights(const std::filesystem::path& checkpoint_dir, cons
   TensorSource source(checkpoint, checkpoint_dir);
   CheckpointWeights weights;
   weights.tok_embeddings = source.take("tok_embeddings.weight", {config.vocab_size, config.hidden_size});
-  std::vector<PriorParams> global_prior;
-  if (config.position_encoding == PositionEncoding::kBam && config.prior_scope == PriorScope::kGlobal) {
-    global_prior = take_prior(source, "prior.", config.num_heads);
-  }
+  LayerWeights shared;
+  if (config.prior_scope == PriorScope::kGlobal) take_positions(source, "", config, shared);
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    weights.layers.push_back(take_layer(source, config, layer, global_prior));
+    weights.layers.push_back(take_layer(source, config, layer, shared));
   }
   weights.norm = source.take("norm.weight", {config.hidden_size});
   weights.output = take_output(source, config, weights.tok_embeddings);

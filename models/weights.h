@@ -27,15 +27,16 @@ struct WeightView {
 };
 
 struct LayerWeights {
-  WeightView attention_norm;       // [hidden]
-  WeightView wq;                   // [heads * head_dim, hidden]
-  WeightView wk, wv;               // [kv_heads * head_dim, hidden]
-  WeightView wo;                   // [hidden, heads * head_dim]
-  WeightView ffn_norm;             // [hidden]
-  WeightView w1, w3;               // [intermediate, hidden]
-  WeightView w2;                   // [hidden, intermediate]
-  std::vector<float> seq_scale;    // [heads], SSMax s_h; empty without SSMax
-  std::vector<PriorParams> prior;  // [heads], bam only; a global prior is repeated in every layer
+  WeightView attention_norm;         // [hidden]
+  WeightView wq;                     // [heads * head_dim, hidden]
+  WeightView wk, wv;                 // [kv_heads * head_dim, hidden]
+  WeightView wo;                     // [hidden, heads * head_dim]
+  WeightView ffn_norm;               // [hidden]
+  WeightView w1, w3;                 // [intermediate, hidden]
+  WeightView w2;                     // [hidden, intermediate]
+  std::vector<float> seq_scale;      // [heads], SSMax s_h; empty without SSMax
+  std::vector<PriorParams> prior;    // [heads], bam only; a global prior is repeated in every layer
+  std::vector<float> relative_bias;  // [buckets, heads], t5 only; a shared one is repeated in every layer
 
   // Everything that is still in the file.
   std::vector<WeightView> views() const { return {attention_norm, wq, wk, wv, wo, ffn_norm, w1, w3, w2}; }

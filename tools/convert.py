@@ -46,11 +46,13 @@ VARIANTS = {
     "rotary_local": Variant("rope_local", False),
     "sinusoidal": Variant("sinusoidal", False),
     "sinusoidal_ssmax": Variant("sinusoidal", True),
+    "t5": Variant("t5", False),
+    "t5_ssmax": Variant("t5", True),
 }
 # model_args that shape the network, and those that only say how it was trained.
 NETWORK_ARGS = {"dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "multiple_of", "ffn_dim_multiplier",
                 "norm_eps", "rope_theta", "sinusoidal_theta", "max_seq_len", "global_positional_encoding",
-                "ssmax_prior"}
+                "ssmax_prior", "relative_attention_num_buckets", "relative_attention_max_distance"}
 TRAINING_ARGS = {"max_batch_size", "shape_init", "scale_init", "loc_init", "train_shape", "train_scale", "train_loc",
                  "seq_scale"}
 FILE_DTYPES = {f"torch.{name}": dtype for dtype, name in TORCH_DTYPE.items()}
@@ -228,20 +230,41 @@ def make_config(encoding: str, model_args: dict, tensors: Tensors, prior_form: s
         config["sliding_window"] = max_seq_len
     if variant.position_encoding == "sinusoidal":
         config["sinusoidal_theta"] = number(model_args, "sinusoidal_theta", 10000.0)
+    if variant.position_encoding == "t5":
+        config |= relative_config(model_args, tensors)
     return config
+
+
+def stated_scope(model_args: dict, is_global: bool, shared: str, per_layer: str) -> str:
+    stated = flag(model_args, "global_positional_encoding")
+    if stated is not None and stated != is_global:
+        where = shared if is_global else per_layer
+        raise Failure(f"args.json says global_positional_encoding = {str(stated).lower()}, but the tensors are {where}")
+    return "global" if is_global else "layer"
+
+
+def relative_config(model_args: dict, tensors: Tensors) -> dict:
+    is_global = "relative_bias" in tensors
+    name = "relative_bias" if is_global else "layers.0.attention.relative_bias"
+    buckets = matrix_shape(tensors, name)[0]
+    stated = integer(model_args, "relative_attention_num_buckets", buckets)
+    if stated != buckets:
+        raise Failure(f"args.json says {stated} for relative_attention_num_buckets, the tensors say {buckets}")
+    return {
+        "prior_scope": stated_scope(model_args, is_global, "relative_bias", "layers.N.attention.relative_bias"),
+        "relative_attention_num_buckets": buckets,
+        "relative_attention_max_distance": integer(model_args, "relative_attention_max_distance", 128),
+    }
 
 
 def prior_config(variant: Variant, model_args: dict, tensors: Tensors, prior_form: str | None) -> dict:
     is_global = "prior.shape" in tensors
-    stated = flag(model_args, "global_positional_encoding")
-    if stated is not None and stated != is_global:
-        where = "prior.*" if is_global else "layers.N.attention.prior.*"
-        raise Failure(f"args.json says global_positional_encoding = {str(stated).lower()}, but the tensors are {where}")
+    scope = stated_scope(model_args, is_global, "prior.*", "layers.N.attention.prior.*")
     ssmax_prior = flag(model_args, "ssmax_prior")
     return {
         "ssmax_prior": True if ssmax_prior is None else ssmax_prior,
         "prior_form": prior_form or ("scale_outside" if variant.ssmax else "scale_inside"),
-        "prior_scope": "global" if is_global else "layer",
+        "prior_scope": scope,
         "prior_eps": 1e-5,
     }
 
@@ -254,6 +277,8 @@ def expected_shapes(config: dict) -> dict[str, tuple[int, ...]]:
     vocab = config["vocab_size"]
 
     def prior(prefix: str) -> dict[str, tuple[int, ...]]:
+        if config["position_encoding"] == "t5":
+            return {prefix.removesuffix("prior.") + "relative_bias": (config["relative_attention_num_buckets"], heads)}
         return {prefix + name: (heads,) for name in ("shape", "scale", "loc")}
 
     shapes: dict[str, tuple[int, ...]] = {"tok_embeddings.weight": (vocab, hidden)}
@@ -302,7 +327,8 @@ def plan_tensors(config: dict, tensors: Tensors, dtype: str | None) -> list[Tens
             raise Failure(f"tensor {name} is a {tensor.dtype} {tensor.layout} tensor; expected dense floating point")
         if dtype is None and str(tensor.dtype) not in FILE_DTYPES:
             raise Failure(f"tensor {name} is {tensor.dtype}; choose --dtype f32, f16 or bf16")
-        stored = (dtype if len(expected) == 2 else "F32") if dtype else FILE_DTYPES[str(tensor.dtype)]
+        is_matrix = name.endswith(".weight") and len(expected) == 2
+        stored = (dtype if is_matrix else "F32") if dtype else FILE_DTYPES[str(tensor.dtype)]
         specs.append(TensorSpec(name, stored, shape))
     return specs
 

@@ -23,7 +23,7 @@ EXAMPLES = """examples:
   make_random_checkpoint.py --layers 2 --hidden 192 --heads 4 --kv-heads 2 --head-dim 48 --intermediate 384 \\
       --position-encoding rope_local --sliding-window 100 --no-ssmax checkpoints/rope
 """
-POSITION_ENCODINGS = ("bam", "alibi", "nope", "rope", "rope_local", "sinusoidal")
+POSITION_ENCODINGS = ("bam", "alibi", "nope", "rope", "rope_local", "sinusoidal", "t5")
 DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
 FIXTURE_TOKENIZER = pathlib.Path(__file__).resolve().parent.parent / "tests" / "fixtures" / "tokenizer.model"
 
@@ -67,11 +67,14 @@ def parse_arguments() -> argparse.Namespace:
     variant.add_argument("--ssmax-prior", action=argparse.BooleanOptionalAction, default=True,
                          help="bam: SSMax scales the prior too")
     variant.add_argument("--prior-form", choices=("scale_outside", "scale_inside"), default="scale_outside")
-    variant.add_argument("--prior-scope", choices=("layer", "global"), default="layer")
+    variant.add_argument("--prior-scope", choices=("layer", "global"), default="layer",
+                         help="bam, t5: one prior or relative bias per layer, or one for all")
     variant.add_argument("--loc-std", type=float, default=0.0, help="bam: spread of theta_mu around 0 (default: all 0)")
     variant.add_argument("--rope-theta", type=float, default=500000.0)
     variant.add_argument("--sliding-window", type=positive, help="rope_local; default: the training length")
     variant.add_argument("--sinusoidal-theta", type=float, default=10000.0)
+    variant.add_argument("--relative-buckets", type=positive, default=32, help="t5: buckets of distance")
+    variant.add_argument("--relative-max-distance", type=positive, default=128, help="t5: where the last one ends")
     parser.add_argument("--dtype", choices=DTYPES, default="f32",
                         help="of the matrices; norms, priors and SSMax scales stay f32")
     parser.add_argument("--seed", type=int, default=0)
@@ -130,6 +133,13 @@ def make_config(args: argparse.Namespace, tokenizer: TokenizerInfo) -> dict:
     if args.position_encoding == "bam":
         config |= {"ssmax_prior": args.ssmax_prior, "prior_form": args.prior_form, "prior_scope": args.prior_scope,
                    "prior_eps": 1e-5}
+    if args.position_encoding == "t5":
+        if not 2 <= args.relative_buckets <= 256:
+            raise UsageFailure("--relative-buckets must be between 2 and 256")
+        if args.relative_max_distance <= args.relative_buckets // 2:
+            raise UsageFailure("--relative-max-distance must be more than half of --relative-buckets")
+        config |= {"prior_scope": args.prior_scope, "relative_attention_num_buckets": args.relative_buckets,
+                   "relative_attention_max_distance": args.relative_max_distance}
     if args.position_encoding in ("rope", "rope_local"):
         config["rope_theta"] = args.rope_theta
     if args.position_encoding == "rope_local":
@@ -185,6 +195,8 @@ class Weights:
                 self.per_head(layer + "attention.seq_scale", self.random.uniform(0.3, 1.0, c["num_attention_heads"]))
             if c["position_encoding"] == "bam" and c["prior_scope"] == "layer":
                 self.prior(layer + "attention.prior.")
+            if c["position_encoding"] == "t5" and c["prior_scope"] == "layer":
+                self.relative_bias(layer + "attention.relative_bias")
             self.norm(layer + "ffn_norm.weight")
             self.matrix(layer + "feed_forward.w1.weight", inner, hidden)
             self.matrix(layer + "feed_forward.w3.weight", inner, hidden)
@@ -192,6 +204,8 @@ class Weights:
         self.norm("norm.weight")
         if c["position_encoding"] == "bam" and c["prior_scope"] == "global":
             self.prior("prior.")
+        if c["position_encoding"] == "t5" and c["prior_scope"] == "global":
+            self.relative_bias("relative_bias")
         if not c["tie_word_embeddings"]:
             self.matrix("output.weight", c["vocab_size"], hidden, scale=head)
 
@@ -224,6 +238,13 @@ class Weights:
         self.per_head(prefix + "shape", np.array([self.random.uniform(*kinds[i][0]) for i in order]))
         self.per_head(prefix + "scale", np.array([self.random.uniform(*kinds[i][1]) for i in order]))
         self.per_head(prefix + "loc", self.random.normal(0.0, self.loc_std, heads))
+
+    def relative_bias(self, name: str) -> None:
+        """Some heads fall with the distance, some rise, none smoothly."""
+        buckets, heads = self.config["relative_attention_num_buckets"], self.config["num_attention_heads"]
+        slopes = self.random.uniform(-6.0, 2.0, heads)
+        values = np.linspace(0.0, 1.0, buckets)[:, None] * slopes + self.random.normal(0.0, 0.5, (buckets, heads))
+        self.vector(name, values, (buckets, heads))
 
     def produce(self, spec: TensorSpec) -> Iterator[memoryview]:
         if spec.name in self.small:

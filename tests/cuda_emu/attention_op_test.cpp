@@ -33,6 +33,11 @@ reference::HeadParams head_params(const Case& test, const AttentionSpec& spec, i
   }
   if (test.encoding == PositionEncoding::kAlibi)
     params.slope = reference::alibi_slopes(spec.num_heads)[static_cast<size_t>(head)];
+  if (test.encoding == PositionEncoding::kT5) {
+    const std::vector<float> buckets = test.buckets_of(head);
+    params.buckets.assign(buckets.begin(), buckets.end());
+    params.max_distance = cuda_test::kT5Distance;
+  }
   params.sliding_window = spec.window;
   return params;
 }
@@ -164,6 +169,8 @@ std::vector<Case> variants() {
   add("bam_scale_inside", {.ssmax = false, .form = PriorForm::kScaleInside});
   add("alibi", {.encoding = PositionEncoding::kAlibi, .ssmax = false});
   add("alibi_ssmax", {.encoding = PositionEncoding::kAlibi});
+  add("t5", {.encoding = PositionEncoding::kT5, .ssmax = false});
+  add("t5_ssmax", {.encoding = PositionEncoding::kT5});
   add("nope_ssmax", {.encoding = PositionEncoding::kNope});
   add("rope", {.encoding = PositionEncoding::kRope, .ssmax = false});
   add("rope_local_ssmax", {.encoding = PositionEncoding::kRopeLocal});

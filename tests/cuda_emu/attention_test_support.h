@@ -10,6 +10,8 @@
 
 namespace bam::cuda_test {
 
+constexpr int64_t kT5Distance = 50;
+
 struct Case {
   std::string name;
   PositionEncoding encoding = PositionEncoding::kBam;
@@ -21,6 +23,18 @@ struct Case {
   int page_size = 64;
   std::vector<PriorParams> prior = {{0.5, 0.9, 0}, {-0.5, 0.3, 0.4}, {0.1, 0.0, 0}, {0.2, -0.6, -0.7}};
   const PriorParams& prior_of(int head) const { return prior[static_cast<size_t>(head) % prior.size()]; }
+  // t5: nearly flat, falling, rising and jumping heads in turn.
+  std::vector<float> buckets_of(int head) const {
+    std::vector<float> values;
+    for (int b = 0; b < 12; ++b) {
+      const float by = head % 4 == 0   ? 0.01f
+                       : head % 4 == 1 ? -0.9f
+                       : head % 4 == 2 ? 0.4f
+                                       : (b % 2 == 0 ? -1.5f : 1.0f);
+      values.push_back(by * static_cast<float>(b));
+    }
+    return values;
+  }
   bool rotates() const { return encoding == PositionEncoding::kRope || encoding == PositionEncoding::kRopeLocal; }
   friend std::ostream& operator<<(std::ostream& stream, const Case& test) { return stream << test.name; }
 };
@@ -39,6 +53,7 @@ inline AttentionSpec make_spec(const Case& test) {
       spec.bias.push_back(
           power_bias(test.form, test.prior_of(h), 1e-5, test.ssmax && test.ssmax_prior, spec.seq_scale_of(h)));
     }
+    if (test.encoding == PositionEncoding::kT5) spec.bias.push_back(bucket_bias(test.buckets_of(h), kT5Distance));
     if (test.encoding == PositionEncoding::kAlibi) spec.bias.push_back(linear_bias(alibi_slope(h, test.heads)));
   }
   return spec;

@@ -307,7 +307,7 @@ TEST_F(Invariance, EveryKvDtype) {
 TEST_F(Invariance, EveryPositionEncoding) {
   for (const PositionEncoding encoding :
        {PositionEncoding::kAlibi, PositionEncoding::kNope, PositionEncoding::kRope, PositionEncoding::kRopeLocal,
-        PositionEncoding::kSinusoidal, PositionEncoding::kBam}) {
+        PositionEncoding::kSinusoidal, PositionEncoding::kT5, PositionEncoding::kBam}) {
     SCOPED_TRACE(position_encoding_name(encoding));
     TempDir dir;
     testing::CheckpointSpec spec;

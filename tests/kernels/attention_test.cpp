@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "kernels/backend.h"
+#include "tests/reference/oracle.h"
 
 namespace bam {
 namespace {
@@ -225,6 +226,75 @@ TEST(Attention, QuantisedCachesStayClose) {
       worst = std::max(worst, std::fabs(static_cast<double>(exact.out[i]) - other.out[i]));
     EXPECT_LT(worst, tolerance) << dtype_name(dtype);
     EXPECT_GT(worst, 0) << dtype_name(dtype) << " cannot be exact";
+  }
+}
+
+// The peak of a prior with mu < 0 may lie between two keys of a tile that is not among the nearest. A bound that took
+// the further of the two for the peak would leave the nearer one out, here with all of the row's mass.
+TEST(Attention, ThePeakOfAPriorIsNeverLeftOut) {
+  const int64_t n = 700, i = n - 1;
+  AttentionSpec spec;
+  spec.num_heads = kHeads;
+  spec.num_kv_heads = kKvHeads;
+  spec.head_dim = kDim;
+  const double slope = 1000;
+  for (int h = 0; h < kHeads; ++h) {
+    spec.bias.push_back(
+        power_bias(PriorForm::kScaleOutside, {std::log(slope), 1, -std::asinh(300.3 / 2)}, 1e-5, false, 1));
+  }
+  std::vector<float> qkv(static_cast<size_t>(n * kWidth));
+  for (int64_t j = 0; j < n; ++j) {
+    float* row = qkv.data() + j * kWidth;
+    for (int h = 0; h < kHeads; ++h) row[h * kDim] = 2000;
+    for (int h = 0; h < kKvHeads; ++h) row[(kHeads + kKvHeads + h) * kDim] = static_cast<float>(j);
+    // The key 10 back: content lifts it to 10 below the one 300 back, whose own logit is slope * -0.3.
+    const double lift = slope * 290.3 - slope * 0.3 - 10;
+    for (int h = 0; h < kKvHeads && j == i - 10; ++h)
+      row[(kHeads + h) * kDim] = static_cast<float>(lift * std::sqrt(static_cast<double>(kDim)) / 2000);
+  }
+  const auto certified = run("auto", 1, spec, qkv, n, 1, 1, DType::kF32, true);
+  for (int h = 0; h < kHeads; ++h) EXPECT_NEAR(certified.out[static_cast<size_t>(h * kDim)], i - 300, 0.1);
+}
+
+// Heads of every character, the tail of one so low that it may be left out.
+TEST(Attention, RelativeBiasCertifiedAndDenseAgreeWithDoubleArithmetic) {
+  const std::vector<std::vector<float>> buckets = {{1, 0, -1, -2, -3, -4, -5, -60},
+                                                   {0, 0.3f, -0.3f, 2, -2, 4, -4, 0},
+                                                   {0, 0, 0, 0, 0, 0, 0, 0},
+                                                   {-9, 1, 2, 3, 4, 5, 6, 7}};
+  const int64_t n = 12000, max_distance = 3000;
+  for (const bool ssmax : {false, true}) {
+    AttentionSpec spec = make_spec(ssmax);
+    spec.bias.clear();
+    for (const auto& values : buckets) spec.bias.push_back(bucket_bias(values, max_distance));
+    const auto qkv = make_qkv(n, 16);
+    const auto dense = run("auto", 2, spec, qkv, n, 1, 1, DType::kF32, false);
+    const auto certified = run("auto", 2, spec, qkv, n, 1, 1, DType::kF32, true);
+    for (int h = 0; h < kHeads; ++h) {
+      reference::HeadParams head;
+      head.encoding = PositionEncoding::kT5;
+      head.ssmax = ssmax;
+      head.seq_scale = static_cast<double>(spec.seq_scale[static_cast<size_t>(h)]);
+      head.buckets.assign(buckets[static_cast<size_t>(h)].begin(), buckets[static_cast<size_t>(h)].end());
+      head.max_distance = max_distance;
+      const std::vector<double> all(qkv.begin(), qkv.end());
+      const int kv = h / (kHeads / kKvHeads);
+      const auto exact = reference::attention_row(head, n - 1, all.data() + (n - 1) * kWidth + h * kDim,
+                                                  all.data() + (kHeads + kv) * kDim,
+                                                  all.data() + (kHeads + kKvHeads + kv) * kDim, kDim, kWidth);
+      for (int d = 0; d < kDim; ++d) {
+        const auto at = static_cast<size_t>(h * kDim + d);
+        EXPECT_NEAR(dense.out[at], exact.output[static_cast<size_t>(d)], 2e-5) << "head " << h;
+        EXPECT_NEAR(certified.out[at], exact.output[static_cast<size_t>(d)], 2e-5 + 12 * 0x1p-20) << "head " << h;
+      }
+      EXPECT_LE(certified.counters[static_cast<size_t>(h)].left_out, 0x1p-20f);
+    }
+    EXPECT_LT(certified.counters[0].visited * 3, dense.counters[0].visited) << "a low tail need not be read";
+    for (const DType dtype : {DType::kF16, DType::kI8}) {
+      const auto whole = run("auto", 1, spec, qkv, n, 90, 90, dtype, true);
+      const auto cut = run("auto", 2, spec, qkv, n, 90, 7, dtype, true, 0x1p-20f, 128);
+      EXPECT_EQ(std::memcmp(whole.out.data(), cut.out.data(), whole.out.size() * sizeof(float)), 0);
+    }
   }
 }
 

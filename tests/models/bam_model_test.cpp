@@ -197,7 +197,8 @@ TEST_P(BamModelStorage, SameBitsForEveryThreadCountAndPageSize) {
 
 INSTANTIATE_TEST_SUITE_P(Some, BamModelStorage,
                          ::testing::Values("bam_outside_ssmax", "bam_inside_global", "bam_outside_ssmax_shifted",
-                                           "alibi_6_heads_ssmax", "rope", "rope_local_100_ssmax", "sinusoidal"),
+                                           "alibi_6_heads_ssmax", "rope", "rope_local_100_ssmax", "sinusoidal",
+                                           "t5_ssmax"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST(BamModel, SelectedRowsHaveTheSameLogits) {

@@ -86,6 +86,8 @@ TEST(ModelConfig, RoundTrip) {
   config.rope_style = RopeStyle::kRotateHalf;
   config.sliding_window = 77;
   config.sinusoidal_theta = 20000;
+  config.relative_buckets = 48;
+  config.relative_max_distance = 333;
   config.bos_token_id = 3;
   config.eos_token_ids = {5, 2};
   config.torch_dtype = DType::kBF16;
@@ -101,7 +103,7 @@ TEST(ModelConfig, RoundTrip) {
 }
 
 TEST(ModelConfig, EveryPositionEncoding) {
-  for (const char* name : {"bam", "alibi", "nope", "rope", "rope_local", "sinusoidal"}) {
+  for (const char* name : {"bam", "alibi", "nope", "rope", "rope_local", "sinusoidal", "t5"}) {
     json config = minimal();
     config["position_encoding"] = name;
     config["sliding_window"] = 512;
@@ -173,7 +175,7 @@ TEST(ModelConfig, BadValuesAreNamed) {
       {"model_type", absent, "'model_type' is missing"},
       {"position_encoding", absent, "'position_encoding' is missing"},
       {"position_encoding", "bam_ssmax",
-       "must be one of \"bam\", \"alibi\", \"nope\", \"rope\", \"rope_local\", \"sinusoidal\", got \"bam_ssmax\""},
+       "must be one of \"bam\", \"alibi\", \"nope\", \"rope\", \"rope_local\", \"sinusoidal\", \"t5\", got \"bam_ssmax\""},
       {"position_encoding", 3, "must be one of"},
       {"position_encoding", "rope_local", "'sliding_window' is missing: position_encoding \"rope_local\" needs it"},
       {"ssmax", "yes", "'ssmax' must be true or false"},
@@ -187,6 +189,9 @@ TEST(ModelConfig, BadValuesAreNamed) {
       {"rope_style", "neox", "must be one of \"interleaved\", \"rotate_half\", got \"neox\""},
       {"sliding_window", 0, "'sliding_window' must be an integer between 1 and 1099511627776, got 0"},
       {"sliding_window", "all", "'sliding_window' must be an integer between 1 and 1099511627776, got \"all\""},
+      {"relative_attention_num_buckets", 1, "must be an integer between 2 and 256, got 1"},
+      {"relative_attention_num_buckets", 257, "must be an integer between 2 and 256"},
+      {"relative_attention_max_distance", 16, "(16) must be more than half of relative_attention_num_buckets (32)"},
       {"sinusoidal_theta", 0, "'sinusoidal_theta' must be a positive number"},
       {"bos_token_id", -1, "'bos_token_id' must be a token id or a list of them, got -1"},
       {"bos_token_id", 32768, "'bos_token_id' is 32768, but vocab_size is 32768"},

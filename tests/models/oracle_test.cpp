@@ -10,9 +10,9 @@
 namespace bam::reference {
 namespace {
 
-constexpr PositionEncoding kAllEncodings[] = {PositionEncoding::kBam,       PositionEncoding::kAlibi,
-                                              PositionEncoding::kNope,      PositionEncoding::kRope,
-                                              PositionEncoding::kRopeLocal, PositionEncoding::kSinusoidal};
+constexpr PositionEncoding kAllEncodings[] = {
+    PositionEncoding::kBam,       PositionEncoding::kAlibi,      PositionEncoding::kNope, PositionEncoding::kRope,
+    PositionEncoding::kRopeLocal, PositionEncoding::kSinusoidal, PositionEncoding::kT5};
 
 // Random q, k, v of one head: [n, head_dim] each.
 struct Qkv {
@@ -62,6 +62,9 @@ struct SmallModel {
       for (int64_t h = 0; h < c.num_heads; ++h) {
         layer.seq_scale.push_back(0.4f + 0.1f * static_cast<float>(h));
         layer.prior.push_back({.alpha = -0.5, .beta = -0.4 + 0.3 * static_cast<double>(h), .theta_mu = 0});
+      }
+      for (int64_t b = 0; b < c.relative_buckets * c.num_heads; ++b) {
+        layer.relative_bias.push_back(static_cast<float>(b * 7 % 13) * 0.2f - 1.0f);
       }
       weights.layers.push_back(std::move(layer));
     }
@@ -168,6 +171,15 @@ TEST(Oracle, LogitsWrittenOut) {
   EXPECT_NEAR(attention_logit(head, z, 7, 3), z * c - 4.00001, 1e-14);
   head.ssmax = false;
   EXPECT_NEAR(attention_logit(head, z, 7, 3), z - 4.00001, 1e-14);
+  // Four buckets up to 8: distances 0 | 1 | 2, 3 | 4 and more.
+  head.encoding = PositionEncoding::kT5;
+  head.buckets = {0.5, 1.5, -2.5, 3.5};
+  head.max_distance = 8;
+  EXPECT_NEAR(attention_logit(head, z, 7, 7), z + 0.5, 1e-14);
+  EXPECT_NEAR(attention_logit(head, z, 7, 4), z - 2.5, 1e-14);
+  EXPECT_NEAR(attention_logit(head, z, 7, 3), z + 3.5, 1e-14);
+  head.ssmax = true;
+  EXPECT_NEAR(attention_logit(head, z, 7, 3), z * c + 3.5, 1e-14);  // a learned bias is not scaled
   // A window of 5 leaves keys 2..7 to query 7: six of them.
   head.encoding = PositionEncoding::kRopeLocal;
   head.sliding_window = 5;
@@ -224,6 +236,8 @@ TEST(Oracle, FirstRowIsFirstValueAndProbabilitiesSumToOne) {
       head.ssmax = true;
       head.seq_scale = 0.9;
       head.slope = 0.3;
+      head.buckets = {0.5, -3, 2, 1, -1};
+      head.max_distance = 20;
       head.sliding_window = 6;
       head.theta_alpha = 3;
       head.theta_beta = beta;

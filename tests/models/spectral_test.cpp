@@ -105,6 +105,31 @@ TEST(Spectral, NoReachWithoutDecay) {
   EXPECT_EQ(static_reach(one_head(-20, 0.3, 0, 1), 0, 1, 1e-6, 1 << 20), -1);
 }
 
+// A relative bias is constant from some distance on: a head can be proved never to look further only if that constant
+// is low enough, and then no further than the first distance from which on every one is.
+TEST(Spectral, ReachOfARelativeBias) {
+  const double z = 3.0, epsilon = 0x1p-20;
+  const int64_t n = 1 << 20;
+  for (const bool ssmax : {false, true}) {
+    AttentionSpec spec = one_head(0, 1, 0, 0.2f);
+    spec.ssmax = ssmax;
+    const auto reach = [&](const std::vector<float>& buckets) {
+      spec.bias = {bucket_bias(buckets, 64)};
+      return static_reach(spec, 0, z, epsilon, n);
+    };
+    EXPECT_EQ(reach({0, -90, -90, -90, -90, -90, -90, -10}), -1) << "the tail never ends";
+    // Distances 0 1 2 3 | 4-7 | 8-15 | 16-31 | 32 and more.
+    EXPECT_EQ(reach({0, -90, -90, 0, 0, -90, 0, -90}), 32);
+    EXPECT_EQ(reach({0, -90, -90, 0, 0, -90, -90, -90}), 8) << "a bucket before the last one is proved, too";
+    EXPECT_EQ(reach({0, -90, -90, -90, -90, -90, -90, -90}), 1);
+    // Exactly: 2 z c + b_last - b_0 < ln eps - ln n at the longest context.
+    const double c = ssmax ? static_cast<double>(0.2f) * std::log(static_cast<double>(n)) : 1.0;
+    const double edge = std::log(epsilon) - std::log(static_cast<double>(n)) - 2 * z * c;
+    EXPECT_EQ(reach({0, 0, 0, 0, 0, 0, 0, static_cast<float>(edge * 1.001)}), 32);
+    EXPECT_EQ(reach({0, 0, 0, 0, 0, 0, 0, static_cast<float>(edge * 0.999)}), -1);
+  }
+}
+
 TEST(Spectral, ReachOfAWindowIsTheWindow) {
   AttentionSpec spec = one_head(0, 1, 0, 1);
   spec.window = 100;

@@ -114,8 +114,9 @@ TEST(Weights, PriorAndSeqScaleInBothShapes) {
 }
 
 TEST(Weights, EveryVariantLoads) {
-  for (const auto encoding : {PositionEncoding::kBam, PositionEncoding::kAlibi, PositionEncoding::kNope,
-                              PositionEncoding::kRope, PositionEncoding::kRopeLocal, PositionEncoding::kSinusoidal}) {
+  for (const auto encoding :
+       {PositionEncoding::kBam, PositionEncoding::kAlibi, PositionEncoding::kNope, PositionEncoding::kRope,
+        PositionEncoding::kRopeLocal, PositionEncoding::kSinusoidal, PositionEncoding::kT5}) {
     for (const bool ssmax : {false, true}) {
       for (const int shards : {1, 3}) {
         TempDir dir;
@@ -123,6 +124,7 @@ TEST(Weights, EveryVariantLoads) {
         const CheckpointWeights weights = load_weights(dir.path(), load_model_config(dir.path()));
         EXPECT_EQ(weights.files.size(), static_cast<size_t>(shards));
         EXPECT_EQ(weights.layers[0].prior.size(), encoding == PositionEncoding::kBam ? 4u : 0u);
+        EXPECT_EQ(weights.layers[1].relative_bias.size(), encoding == PositionEncoding::kT5 ? 32u * 4u : 0u);
         EXPECT_EQ(weights.layers[0].seq_scale.size(), ssmax ? 4u : 0u);
       }
     }

@@ -134,6 +134,15 @@ std::vector<Variant> all_variants() {
     variants.add("sinusoidal" + suffix, PositionEncoding::kSinusoidal, ssmax);
   }
   variants.add("bam_outside_ssmax_tied", PositionEncoding::kBam, true).spec.config.tie_word_embeddings = true;
+  // A variant's seed and sizes come from its place in the list: new ones stand at its end.
+  for (const bool ssmax : {true, false}) {
+    const std::string suffix = ssmax ? "_ssmax" : "";
+    variants.add("t5" + suffix, PositionEncoding::kT5, ssmax);
+    ModelConfig& shared = variants.add("t5_shared_bias" + suffix, PositionEncoding::kT5, ssmax).spec.config;
+    shared.prior_scope = PriorScope::kGlobal;
+    shared.relative_buckets = 9;
+    shared.relative_max_distance = 200;
+  }
   return std::move(variants.list);
 }
 

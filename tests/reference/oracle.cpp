@@ -38,6 +38,12 @@ HeadParams head_params(const ModelConfig& config, const LayerWeights& layer, int
   if (config.position_encoding == PositionEncoding::kAlibi) {
     params.slope = alibi_slopes(config.num_heads).at(head);
   }
+  if (config.position_encoding == PositionEncoding::kT5) {
+    for (int64_t b = 0; b < config.relative_buckets; ++b) {
+      params.buckets.push_back(layer.relative_bias.at(b * config.num_heads + head));
+    }
+    params.max_distance = config.relative_max_distance;
+  }
   if (config.position_encoding == PositionEncoding::kRopeLocal) params.sliding_window = config.sliding_window;
   return params;
 }
@@ -62,6 +68,24 @@ int64_t first_visible_key(const HeadParams& head, int64_t i) {
   return std::max<int64_t>(0, i - head.sliding_window);
 }
 
+// From whole numbers alone: d >= e (m / e)^(s / r), with e exact buckets, m = max_distance, and r buckets beyond them,
+// is d^r >= e^(r - s) m^s. Compared as logarithms in extended precision, where equal products of whole numbers are
+// equal.
+int64_t relative_bucket(int64_t num_buckets, int64_t max_distance, int64_t distance) {
+  const int64_t exact = num_buckets / 2, rest = num_buckets - exact;
+  if (distance < exact) return distance;
+  const auto ln = [](int64_t n) { return std::log(static_cast<long double>(n)); };
+  int64_t step = 0;
+  while (step + 1 < rest) {
+    const long double left = static_cast<long double>(rest) * ln(distance);
+    const long double right =
+        static_cast<long double>(rest - step - 1) * ln(exact) + static_cast<long double>(step + 1) * ln(max_distance);
+    if (left < right - 1e-14L) break;
+    ++step;
+  }
+  return exact + step;
+}
+
 double prior(const HeadParams& head, int64_t i, int64_t j) {
   const double mu = std::exp(head.theta_mu) - std::exp(-head.theta_mu);
   const double offset = static_cast<double>(j) - static_cast<double>(i) - mu;
@@ -84,6 +108,10 @@ double attention_logit(const HeadParams& head, double z, int64_t i, int64_t j) {
       if (!head.ssmax) return z + prior(head, i, j);
       return head.ssmax_prior ? (z + prior(head, i, j)) * c : z * c + prior(head, i, j);
     case PositionEncoding::kAlibi: return z * c - head.slope * static_cast<double>(i - j);
+    case PositionEncoding::kT5: {
+      const auto buckets = static_cast<int64_t>(head.buckets.size());
+      return z * c + head.buckets.at(relative_bucket(buckets, head.max_distance, i - j));
+    }
     case PositionEncoding::kNope:
     case PositionEncoding::kRope:
     case PositionEncoding::kRopeLocal:

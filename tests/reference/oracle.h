@@ -23,6 +23,9 @@ struct HeadParams {
   double theta_alpha = 0, theta_beta = 0, theta_mu = 0;
   // alibi
   double slope = 0;
+  // t5: what each bucket adds
+  std::vector<double> buckets;
+  int64_t max_distance = 0;
   // rope_local: keys with i - j <= sliding_window
   int64_t sliding_window = -1;
 };
@@ -35,6 +38,8 @@ std::vector<double> alibi_slopes(int64_t num_heads);
 
 // The first key that query i may see.
 int64_t first_visible_key(const HeadParams& head, int64_t i);
+// The bucket of T5's relative bias that a key `distance` positions back falls into, one direction only.
+int64_t relative_bucket(int64_t num_buckets, int64_t max_distance, int64_t distance);
 // The BAM prior B_ij.
 double prior(const HeadParams& head, int64_t i, int64_t j);
 // The logit of key j for query i, given z_ij.

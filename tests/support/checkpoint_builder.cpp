@@ -72,6 +72,8 @@ class TensorMaker {
     const ModelConfig& c = spec_.config;
     linear("tok_embeddings.weight", c.vocab_size, c.hidden_size, 1.0);
     if (c.position_encoding == PositionEncoding::kBam && c.prior_scope == PriorScope::kGlobal) prior("prior.", 0);
+    if (c.position_encoding == PositionEncoding::kT5 && c.prior_scope == PriorScope::kGlobal)
+      relative_bias("relative_bias");
     for (int64_t layer = 0; layer < c.num_layers; ++layer) make_layer(layer);
     norm("norm.weight");
     if (!c.tie_word_embeddings) linear("output.weight", c.vocab_size, c.hidden_size, gain(c.hidden_size));
@@ -91,6 +93,9 @@ class TensorMaker {
     if (c.ssmax) seq_scale(attention + "seq_scale", layer);
     if (c.position_encoding == PositionEncoding::kBam && c.prior_scope == PriorScope::kLayer) {
       prior(attention + "prior.", layer);
+    }
+    if (c.position_encoding == PositionEncoding::kT5 && c.prior_scope == PriorScope::kLayer) {
+      relative_bias(attention + "relative_bias");
     }
     norm(prefix + "ffn_norm.weight");
     linear(prefix + "feed_forward.w1.weight", c.intermediate_size, c.hidden_size, gain(c.hidden_size));
@@ -155,6 +160,21 @@ class TensorMaker {
     per_head(prefix + "shape", shape);
     per_head(prefix + "scale", scale);
     per_head(prefix + "loc", loc);
+  }
+
+  // Every second head falls with the distance; none is smooth.
+  void relative_bias(std::string name) {
+    const ModelConfig& c = spec_.config;
+    if (!spec_.relative_bias.empty()) {
+      return add(std::move(name), {c.relative_buckets, c.num_heads}, spec_.relative_bias);
+    }
+    std::vector<float> values;
+    for (int64_t b = 0; b < c.relative_buckets; ++b) {
+      for (int64_t h = 0; h < c.num_heads; ++h) {
+        values.push_back((h % 2 == 0 ? -0.2f * static_cast<float>(b) : 0.0f) + random_.normal());
+      }
+    }
+    add(std::move(name), {c.relative_buckets, c.num_heads}, values);
   }
 
   const CheckpointSpec& spec_;
@@ -264,6 +284,8 @@ std::string model_config_json(const ModelConfig& c) {
       {"rope_theta", c.rope_theta},
       {"rope_style", c.rope_style == RopeStyle::kInterleaved ? "interleaved" : "rotate_half"},
       {"sinusoidal_theta", c.sinusoidal_theta},
+      {"relative_attention_num_buckets", c.relative_buckets},
+      {"relative_attention_max_distance", c.relative_max_distance},
       {"torch_dtype", torch_dtype_name(c.torch_dtype)},
   };
   if (c.sliding_window >= 0) config["sliding_window"] = c.sliding_window;

@@ -35,6 +35,8 @@ struct CheckpointSpec {
   float weight_gain = 1.0f;
   // bam: [heads] used in every layer, or [layers * heads]; empty: trained-looking values from the seed.
   std::vector<PriorParams> prior;
+  // t5: [buckets, heads] used in every layer; empty: from the seed.
+  std::vector<float> relative_bias;
   // SSMax: [heads] or [layers * heads]; empty: trained-looking values from the seed.
   std::vector<float> seq_scale;
   bool authors_shapes = true;  // prior and seq_scale as [1, heads, 1, 1]; false: [heads]

@@ -29,6 +29,10 @@ EXPECTED = {
     "rotary_local": {"position_encoding": "rope_local", "ssmax": False, "rope_theta": 500000.0, "sliding_window": 256},
     "sinusoidal": {"position_encoding": "sinusoidal", "ssmax": False, "sinusoidal_theta": 10000.0},
     "sinusoidal_ssmax": {"position_encoding": "sinusoidal", "ssmax": True, "sinusoidal_theta": 10000.0},
+    "t5": {"position_encoding": "t5", "ssmax": False, "prior_scope": "layer", "relative_attention_num_buckets": 32,
+           "relative_attention_max_distance": 128},
+    "t5_ssmax": {"position_encoding": "t5", "ssmax": True, "prior_scope": "layer", "relative_attention_num_buckets": 32,
+                 "relative_attention_max_distance": 128},
     "nope": {"position_encoding": "nope", "ssmax": False},
     "nope_ssmax": {"position_encoding": "nope", "ssmax": True},
 }

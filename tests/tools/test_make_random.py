@@ -39,13 +39,13 @@ class MakeRandomCheckpoint(unittest.TestCase):
 
     def test_every_variant_is_complete(self):
         encodings = (("bam", "layer"), ("bam", "global"), ("alibi", "layer"), ("nope", "layer"), ("rope", "layer"),
-                     ("rope_local", "layer"), ("sinusoidal", "layer"))
+                     ("rope_local", "layer"), ("sinusoidal", "layer"), ("t5", "layer"), ("t5", "global"))
         for (encoding, scope), ssmax in itertools.product(encodings, (True, False)):
             with self.subTest(encoding=encoding, ssmax=ssmax, scope=scope):
                 config, tensors = self.make(*SMALL, "--position-encoding", encoding, "--prior-scope", scope,
                                             "--ssmax" if ssmax else "--no-ssmax")
                 self.assertEqual((config["position_encoding"], config["ssmax"]), (encoding, ssmax))
-                self.assertEqual(config.get("prior_scope"), scope if encoding == "bam" else None)
+                self.assertEqual(config.get("prior_scope"), scope if encoding in ("bam", "t5") else None)
                 self.assertEqual({name: tensor.shape for name, tensor in tensors.items()}, network_shapes(config))
                 for name, tensor in tensors.items():
                     self.assertTrue(np.isfinite(values(tensor)).all(), name)
@@ -64,6 +64,16 @@ class MakeRandomCheckpoint(unittest.TestCase):
         config, tensors = self.make(*SMALL, "--tie-word-embeddings", "--position-encoding", "sinusoidal")
         self.assertNotIn("output.weight", tensors)
         self.assertEqual(config["sinusoidal_theta"], 10000.0)
+
+    def test_relative_bias(self):
+        config, tensors = self.make(*SMALL, "--position-encoding", "t5", "--relative-buckets", 16,
+                                    "--relative-max-distance", 64)
+        self.assertEqual((config["relative_attention_num_buckets"], config["relative_attention_max_distance"]), (16, 64))
+        self.assertEqual(tensors["layers.1.attention.relative_bias"].shape, (16, 4))
+        for buckets, distance in ((1, 128), (257, 512), (32, 16)):
+            result = call_tool("make_random_checkpoint.py", *SMALL, "--position-encoding", "t5", "--relative-buckets",
+                               buckets, "--relative-max-distance", distance, "--overwrite", self.out)
+            assert_one_line_failure(self, result, 2, "--relative-")
 
     def test_tokenizer_is_copied(self):
         config, _ = self.make(*SMALL)

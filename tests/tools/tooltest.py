@@ -113,6 +113,9 @@ def network_shapes(config: dict) -> dict[str, tuple[int, ...]]:
         if config.get("prior_scope") == "layer":
             priors.append(f"layers.{n}.attention.prior.")
     for prefix in priors:
+        if config["position_encoding"] == "t5":
+            shapes[prefix.removesuffix("prior.") + "relative_bias"] = (config["relative_attention_num_buckets"], heads)
+            continue
         shapes |= {prefix + name: (1, heads, 1, 1) for name in ("shape", "scale", "loc")}
     return shapes
 
