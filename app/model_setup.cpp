@@ -5,6 +5,7 @@
 #include "app/units.h"
 #include "base/error.h"
 #include "base/json_fields.h"
+#include "base/mapped_file.h"
 #include "engine/capacity.h"
 #include "kernels/device.h"
 #include "models/bam.h"
@@ -62,7 +63,7 @@ SamplingDefaults load_sampling_defaults(const fs::path& checkpoint) {
   SamplingDefaults defaults;
   const fs::path file = checkpoint / "generation_config.json";
   if (!fs::exists(file)) return defaults;
-  const Result<Json> root = parse_json(read_text_file(file.string()));
+  const Result<Json> root = parse_json(std::string(MappedFile(file).text()));
   if (!root) throw Error("{}: {}", file.string(), root.error().what());
   if (!root->is_object()) throw Error("{}: must be a JSON object", file.string());
   FieldReader fields(*root, {}, throw_field_error(file.string()));

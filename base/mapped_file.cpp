@@ -42,6 +42,7 @@ MappedFile::MappedFile(const std::filesystem::path& path, Access access) : path_
     throw Error("{}: is {}, not a regular file", path.string(),
                 S_ISDIR(info.st_mode) ? "a directory" : "a device, pipe or socket");
   }
+  identity_ = identity_of(info);
   if (info.st_size == 0) return;  // mmap refuses length 0
   const size_t size = static_cast<size_t>(info.st_size);
   void* address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
@@ -49,6 +50,16 @@ MappedFile::MappedFile(const std::filesystem::path& path, Access access) : path_
   data_ = static_cast<const std::byte*>(address);
   size_ = size;
   if (access == Access::kWillNeed) ::madvise(address, size, MADV_WILLNEED);  // a hint: failure changes nothing
+}
+
+MappedFile::Identity MappedFile::identity_of(const struct ::stat& info) {
+  return {static_cast<uint64_t>(info.st_dev), static_cast<uint64_t>(info.st_ino), static_cast<uint64_t>(info.st_size),
+          static_cast<int64_t>(info.st_mtim.tv_sec), static_cast<int64_t>(info.st_mtim.tv_nsec)};
+}
+
+bool MappedFile::changed() const {
+  struct stat info {};
+  return ::stat(path_.c_str(), &info) != 0 || identity_of(info) != identity_;
 }
 
 MappedFile::~MappedFile() {

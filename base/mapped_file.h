@@ -1,6 +1,9 @@
 #pragma once
 
+#include <sys/stat.h>
+
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <span>
 #include <string_view>
@@ -34,6 +37,9 @@ class MappedFile {
   size_t size() const { return size_; }
   const std::filesystem::path& path() const { return path_; }
 
+  // Whether the file at path() is not this one any more: replaced, rewritten or of another size.
+  bool changed() const;
+
   bool holds(std::span<const std::byte> part) const {
     return part.data() >= data_ && part.data() + part.size() <= data_ + size_;
   }
@@ -45,11 +51,18 @@ class MappedFile {
   void swap(MappedFile& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
+    std::swap(identity_, other.identity_);
     path_.swap(other.path_);
   }
 
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
+  struct Identity {
+    uint64_t device = 0, inode = 0, size = 0;
+    int64_t seconds = 0, nanoseconds = 0;  // of the last modification
+    bool operator==(const Identity&) const = default;
+  } identity_;
+  static Identity identity_of(const struct ::stat& info);
   std::filesystem::path path_;
 };
 

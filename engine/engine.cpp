@@ -50,10 +50,12 @@ struct Published {
   uint64_t steps = 0;  // so far
 };
 
-uint64_t numerics_fingerprint(const BamModel& model) {
+uint64_t numerics_fingerprint(BamModel& model) {
   const ModelOptions& options = model.options();
   uint64_t h = hash_bytes(std::as_bytes(std::span(model.group_reach())));
   h = hash_bytes(std::as_bytes(std::span(&options.attention.epsilon, 1)), h);
+  const std::string arithmetic = model.backend().numerics();
+  h = hash_bytes(std::as_bytes(std::span(arithmetic)), h);
   h = hash_number(static_cast<uint64_t>(options.weight_dtype), h);
   return hash_number(options.attention.certified, h);
 }

@@ -107,6 +107,9 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual std::string description() const = 0;
+  // The kind of arithmetic: two backends that say the same compute the same bits from the same numbers. Part of a
+  // snapshot's identity.
+  virtual std::string numerics() const { return description(); }
   virtual int num_threads() const = 0;  // host threads it computes with
   // These threads, for work of the caller's own between operations; null: there are none to lend.
   virtual ThreadPool* threads() { return nullptr; }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "base/check.h"
 #include "base/error.h"
@@ -40,6 +41,7 @@ BamModel::BamModel(Backend& backend, ModelConfig config, CheckpointWeights weigh
   counters_.resize(static_cast<size_t>(config_.num_layers * config_.num_heads));
   for (int i = 0; i < config_.num_layers; ++i) build_layer(weights_.layers[static_cast<size_t>(i)], i);
   build_ends();
+  weights_.check_unchanged();
 
   const auto rows = static_cast<size_t>(options_.max_rows), logit_rows = static_cast<size_t>(options_.max_logit_rows);
   const auto hidden = static_cast<size_t>(config_.hidden_size);
@@ -61,14 +63,18 @@ BamModel::BamModel(Backend& backend, ModelConfig config, CheckpointWeights weigh
 
 BamModel::~BamModel() = default;
 
-// The embedding stays in the mapped file, where only the rows of tokens that occur take memory.
+// The embedding is copied: a served model must not change, or die, with its file.
 void BamModel::build_ends() {
   const bool tied = weights_.output.data == weights_.tok_embeddings.data;
   if (options_.check_finite) {
     weights_.check_finite({weights_.norm, weights_.output});
     if (!tied) weights_.check_finite({weights_.tok_embeddings});
   }
+  const std::span<const std::byte> table = weights_.tok_embeddings.bytes();
+  embedding_memory_ = LazyMemory(table.size(), /*huge_pages=*/false);
+  std::memcpy(embedding_memory_.data(), table.data(), table.size());
   embedding_ = host_matrix(weights_.tok_embeddings);
+  embedding_.data = embedding_memory_.as<std::byte>();
   final_norm_ = backend_.make_vector(weights_.norm.to_f32());
   const HostMatrix head[] = {host_matrix(weights_.output)};
   output_ = backend_.make_linear(head, options_.weight_dtype);

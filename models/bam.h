@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "base/memory.h"
 #include "kernels/backend.h"
 #include "models/head_report.h"
 #include "models/model_config.h"
@@ -79,10 +80,11 @@ class BamModel {
   Backend& backend_;
   ModelConfig config_;
   ModelOptions options_;
-  CheckpointWeights weights_;  // keeps the mapped files alive: the embedding is read from there
+  CheckpointWeights weights_;  // of the files nothing is read any more once the model is built
   std::vector<std::unique_ptr<Layer>> layers_;
   std::vector<AttentionLayer*> attention_layers_;
   std::unique_ptr<Scratch> scratch_;
+  LazyMemory embedding_memory_;
   HostMatrix embedding_;
   std::unique_ptr<LinearWeights> output_;
   std::unique_ptr<DeviceBuffer> final_norm_;

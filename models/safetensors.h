@@ -77,6 +77,7 @@ class SafetensorsFile {
     return file_.bytes().subspan(header_.data_start + tensor.begin, tensor.end - tensor.begin);
   }
   bool holds(std::span<const std::byte> part) const { return file_.holds(part); }
+  bool changed() const { return file_.changed(); }
   // Its memory goes back to the system until it is touched again.
   void release(std::span<const std::byte> part) const { file_.release(part); }
 

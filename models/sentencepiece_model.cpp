@@ -1,5 +1,7 @@
 #include "models/sentencepiece_model.h"
 
+#include "models/normalization_map.h"
+
 namespace bam {
 namespace {
 
@@ -95,7 +97,7 @@ bool read_trainer_spec(std::string_view message, SentencePieceModel& model) {
 
 bool read_normalizer_spec(std::string_view message, SentencePieceModel& model) {
   return for_each_field(message, [&](const Field& field) {
-    if (field.number == 2) model.has_normalization_map = !field.bytes.empty();
+    if (field.number == 2) model.normalization_map = field.bytes;
     if (field.number == 3) model.add_dummy_prefix = field.varint != 0;
     if (field.number == 4) model.remove_extra_whitespaces = field.varint != 0;
     if (field.number == 5) model.escape_whitespaces = field.varint != 0;
@@ -125,6 +127,9 @@ Result<SentencePieceModel> parse_sentencepiece_model(std::string_view bytes) {
   if (!ok || !parts_ok || model.pieces.empty()) return Error("not a sentencepiece model");
   if (model.whitespace_as_suffix) {
     return Error("models trained with treat_whitespace_as_suffix are not supported");
+  }
+  if (const std::string_view fault = normalization_map_fault(model.normalization_map); !fault.empty()) {
+    return Error("the normalisation map is broken: {}", fault);
   }
   if (model.has_denormalization_map) return Error("models with denormalisation rules are not supported");
   return model;

@@ -29,7 +29,7 @@ struct SentencePieceModel {
   bool add_dummy_prefix = true;
   bool remove_extra_whitespaces = true;
   bool escape_whitespaces = true;
-  bool has_normalization_map = false;  // otherwise text is taken as it is
+  std::string_view normalization_map;  // points into the parsed bytes, checked; empty: text is taken as it is
   bool has_denormalization_map = false;
 };
 

@@ -118,7 +118,7 @@ void Tokenizer::Impl::load_model(const std::filesystem::path& path) {
   const Result<SentencePieceModel> model = parse_sentencepiece_model(file.text());
   if (!model) throw Error("{}: {}", path.string(), model.error().what());
   fingerprint = hash_bytes(file.text());
-  exact_text = model->algorithm == SentencePieceModel::Algorithm::kBpe && !model->has_normalization_map &&
+  exact_text = model->algorithm == SentencePieceModel::Algorithm::kBpe && model->normalization_map.empty() &&
                !model->remove_extra_whitespaces && model->escape_whitespaces;
   adds_dummy_prefix = model->add_dummy_prefix;
   load_processor(continuing, without_dummy_prefix(file.text()), path);

@@ -235,6 +235,14 @@ void CheckpointWeights::check_finite(const std::vector<WeightView>& views) const
               non_finite_text(bad->value));
 }
 
+void CheckpointWeights::check_unchanged() const {
+  for (const auto& file : files) {
+    if (!file->changed()) continue;
+    throw Error("{}: changed while it was loaded; write a new checkpoint beside it and rename it",
+                file->path().string());
+  }
+}
+
 void CheckpointWeights::release(const WeightView& view) const {
   for (const auto& file : files) file->release(view.bytes());
 }

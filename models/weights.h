@@ -60,6 +60,9 @@ struct CheckpointWeights {
 
   // Throws Error naming the file and tensor that holds the first NaN or infinity.
   void check_finite(const std::vector<WeightView>& views) const;
+  // Throws Error naming a file that was replaced or rewritten since it was opened: what was read from it may be neither
+  // the old weights nor the new ones.
+  void check_unchanged() const;
   // The view stays valid: it is read from the file again when touched.
   void release(const WeightView& view) const;
 };

@@ -75,6 +75,12 @@ std::string CpuBackend::description() const {
   return fmt::format("cpu ({}, {} thread{})", isa_name_, pool_.num_threads(), pool_.num_threads() == 1 ? "" : "s");
 }
 
+// Every level with fused multiply-add and sixteen-lane sums in one order gives the same bits; portable code has
+// neither.
+std::string CpuBackend::numerics() const {
+  return isa_name_ == "portable" || isa_name_ == "neon" ? "cpu " + isa_name_ : "cpu fma";
+}
+
 std::unique_ptr<DeviceBuffer> CpuBackend::allocate(size_t bytes) {
   return std::make_unique<CpuBuffer>(arena_.allocate(bytes));
 }

@@ -51,6 +51,7 @@ class CpuBackend final : public Backend {
   ~CpuBackend() override;
 
   std::string description() const override;
+  std::string numerics() const override;
   int num_threads() const override { return pool_.num_threads(); }
   bool in_host_memory() const override { return true; }
   ThreadPool* threads() override { return &pool_; }

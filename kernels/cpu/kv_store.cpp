@@ -214,13 +214,9 @@ HWY_INLINE void StoreFourKeys(uint16_t* at, const float* k, int64_t ld, int coun
 
 void StoreTileRows(const KvLayout& layout, std::byte* tile, int slot, int count, const float* k, const float* v,
                    int64_t ld) {
-  if (slot == 0) {  // a recycled page: padding and unused scales must read as zero, statistics as unfinished
-    std::memset(tile + layout.k_scale_offset, 0, layout.stats_offset - layout.k_scale_offset);
-    std::memset(tile + layout.v_offset, 0,
-                static_cast<size_t>(kTileKeys) * static_cast<size_t>(layout.padded_dim) * dtype_bits(layout.dtype) / 8);
-    reinterpret_cast<KeyStats*>(tile + layout.stats_offset)->valid = 0;
-    reinterpret_cast<KeyStats*>(tile + layout.super_stats_offset)->valid = 0;
-  }
+  // A recycled page: padding and unused scales must read as zero, statistics as unfinished, and no byte of the tile,
+  // not even in a gap, may tell what was there before.
+  if (slot == 0) std::memset(tile, 0, layout.tile_bytes);
   auto* k_scales = reinterpret_cast<uint16_t*>(tile + layout.k_scale_offset);
   auto* v_scales = reinterpret_cast<uint16_t*>(tile + layout.v_scale_offset);
   int four_until = 0;  // rows whose keys are stored already

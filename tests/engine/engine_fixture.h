@@ -114,13 +114,16 @@ struct TestModelOptions {
   int64_t max_rows = 512;
   int64_t max_logit_rows = 64;
   bool check_finite = true;
+  std::string isa = "auto";
 };
 
 // Owns the backend that an engine's model refers to; declare it before the engine.
 class TestModel {
  public:
   explicit TestModel(const std::filesystem::path& checkpoint, TestModelOptions options = {})
-      : checkpoint_(checkpoint), options_(options), backend_(make_cpu_backend({options.threads})) {}
+      : checkpoint_(checkpoint),
+        options_(options),
+        backend_(make_cpu_backend({.num_threads = options.threads, .isa = options.isa})) {}
 
   std::unique_ptr<BamModel> load() {
     ModelConfig config = load_model_config(checkpoint_);

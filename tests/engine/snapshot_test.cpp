@@ -39,10 +39,10 @@ class SnapshotTest : public ::testing::Test {
       return sink->wait();
     }
   };
-  Running start(EngineConfig config, uint64_t tokenizer = 7) {
+  Running start(EngineConfig config, uint64_t tokenizer = 7, const std::string& isa = "auto") {
     Running r;
     config.kv_dir = kv_dir_.path();
-    r.model = std::make_unique<TestModel>(model_dir_.path());
+    r.model = std::make_unique<TestModel>(model_dir_.path(), testing::TestModelOptions{.isa = isa});
     r.engine = std::make_unique<Engine>(r.model->load(), config, tokenizer);
     return r;
   }
@@ -68,8 +68,9 @@ class SnapshotTest : public ::testing::Test {
     expected_ = r.run(question_);
   }
   // The error message, or "" when it was restored.
-  std::string restore_error(EngineConfig config = small_config(), uint64_t tokenizer = 7) {
-    Running r = start(config, tokenizer);
+  std::string restore_error(EngineConfig config = small_config(), uint64_t tokenizer = 7,
+                            const std::string& isa = "auto") {
+    Running r = start(config, tokenizer, isa);
     const auto result = r.engine->restore_snapshot("doc");
     if (result.ok()) return "";
     const auto s = r.engine->snapshot();
@@ -273,6 +274,22 @@ TEST_F(SnapshotTest, PagesAreCopiedInPiecesBetweenSteps) {
       EXPECT_EQ(sink->peek().choices[0].tokens, expected_.choices[0].tokens);
     }
     EXPECT_EQ(core.kv().pool().num_used(), 0);
+  }
+}
+
+// Levels that compute the same bits share snapshots; portable code rounds differently, and a continuation must not be a
+// mixture of both.
+TEST_F(SnapshotTest, TheKindOfArithmeticIsPartOfTheIdentity) {
+  make_document(500);
+  const std::string own = make_cpu_backend({.num_threads = 1})->numerics();
+  for (const char* isa : {"portable", "avx2", "avx512"}) {
+    std::unique_ptr<Backend> other;
+    try {
+      other = make_cpu_backend({.num_threads = 1, .isa = isa});
+    } catch (const UsageError&) {
+      continue;  // this CPU lacks it
+    }
+    EXPECT_EQ(restore_error(small_config(), 7, isa).empty(), other->numerics() == own) << isa;
   }
 }
 

@@ -395,5 +395,37 @@ TEST(BamModelMemory, PackedWeightsDoNotStayResidentInTheFileToo) {
   EXPECT_LT(resident_kb(dir.path() / "model.safetensors"), file_kb / 8);
 }
 
+// A served checkpoint's file may be overwritten or cut short: nothing is read from it once the model stands.
+TEST(BamModelFiles, AModelOutlivesItsFile) {
+  const testing::TempDir dir;
+  testing::CheckpointSpec spec{.config = testing::tiny_config()};
+  testing::write_checkpoint(spec, dir.path());
+  const ModelConfig config = load_model_config(dir.path());
+  const auto backend = make_cpu_backend({.num_threads = 1});
+  BamModel model(*backend, config, load_weights(dir.path(), config), {});
+  const std::vector<float> before = model.attention_probabilities(random_tokens(90, 512), 1, 2, 89);
+  std::filesystem::resize_file(dir / "model.safetensors", 100);
+  EXPECT_EQ(model.attention_probabilities(random_tokens(90, 512), 1, 2, 89), before);
+  EXPECT_EQ(model.attention_probabilities(random_tokens(90, 512, 12), 1, 2, 89).size(), 90u);  // other tokens' rows
+}
+
+TEST(BamModelFiles, AFileThatChangesDuringTheLoadIsNoticed) {
+  const testing::TempDir dir;
+  testing::CheckpointSpec spec{.config = testing::tiny_config()};
+  testing::write_checkpoint(spec, dir.path());
+  const ModelConfig config = load_model_config(dir.path());
+  const auto backend = make_cpu_backend({.num_threads = 1});
+  CheckpointWeights weights = load_weights(dir.path(), config);
+  std::filesystem::last_write_time(dir / "model.safetensors",
+                                   std::filesystem::file_time_type::clock::now() + std::chrono::seconds(5));
+  try {
+    BamModel model(*backend, config, std::move(weights), {});
+    FAIL() << "built from a file that was rewritten meanwhile";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("model.safetensors: changed while it was loaded"), std::string::npos)
+        << error.what();
+  }
+}
+
 }  // namespace
 }  // namespace bam::reference
