@@ -55,8 +55,9 @@ DType choose_weight_dtype(const std::string& dtype, const ModelConfig& config) {
 }
 
 std::unique_ptr<Backend> make_backend(const ModelSettings& settings) {
-  return make_backend(settings.device,
-                      {.num_threads = settings.threads, .operands = settings.dtype, .gemm = settings.cuda_gemm});
+  return make_backend(
+      settings.device,
+      {.num_threads = settings.threads, .math = settings.math, .operands = settings.dtype, .gemm = settings.cuda_gemm});
 }
 
 SamplingDefaults load_sampling_defaults(const fs::path& checkpoint) {

@@ -20,6 +20,7 @@ struct ModelSettings {
   std::string cuda_gemm = "own";  // own, cublas, cublas-tf32
   int threads = 0;                // 0: all cores this process may use
   std::string dtype = "auto";     // auto: as in the checkpoint
+  std::string math = "exact";     // exact, fast
   bool certified_attention = true;
   float attention_epsilon = AttentionOptions{}.epsilon;
   EngineConfig engine;

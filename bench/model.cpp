@@ -17,7 +17,7 @@ struct Settings {
   std::string weight_dtype = "f32", kv_dtype = "f16", attention = "certified", out;
   std::vector<int64_t> prefill = {512, 4096}, decode = {0, 4096}, streams = {1};
   int repeats = 5;
-  bool decode_there = false;
+  bool decode_there = false, compare_math = false;
 };
 constexpr int64_t kWarmSteps = 8, kDecodeSteps = 32;  // as bench/peers/llama_speed.cpp
 
@@ -118,6 +118,40 @@ void run_decode(const Settings& s, const MachinePeak& peak, nlohmann::json& resu
   }
 }
 
+// Both kinds of arithmetic in turn, so that whatever else the machine does meets both.
+void compare_math(const Settings& s) {
+  RunnerOptions fast = s.runner;
+  fast.math = "fast";
+  const auto report = [&](const char* what, int64_t number, const auto& exact_once, const auto& fast_once) {
+    std::vector<double> ratios;
+    for (int i = 0; i < s.repeats; ++i) {
+      const double exact_seconds = exact_once();
+      ratios.push_back(exact_seconds / fast_once());
+    }
+    std::printf("%-16s %6ld   exact / fast time, median of %d pairs: %.2f\n", what, static_cast<long>(number),
+                s.repeats, median(ratios));
+    std::fflush(stdout);
+  };
+  for (const int64_t length : s.prefill) {
+    Runner a(s.runner, length), b(fast, length);
+    const auto tokens = random_tokens(length, a.model().config().vocab_size, 1);
+    const auto timed = [&](Runner& runner) {
+      const double start = now_seconds();
+      runner.prefill(tokens);
+      return now_seconds() - start;
+    };
+    timed(a), timed(b);  // warm up
+    report(
+        "prefill", length, [&] { return timed(a); }, [&] { return timed(b); });
+  }
+  for (const int64_t streams : s.streams) {
+    Runner a(s.runner, kWarmSteps + kDecodeSteps, streams), b(fast, kWarmSteps + kDecodeSteps, streams);
+    report(
+        "decode, streams", streams, [&] { return seconds_per_step(a, 0, streams); },
+        [&] { return seconds_per_step(b, 0, streams); });
+  }
+}
+
 int run(int argc, char** argv) {
   Settings s;
   CLI::App app("Prefill and decode speed of one checkpoint beside the machine's limits");
@@ -125,7 +159,9 @@ int run(int argc, char** argv) {
   app.add_option("--dtype", s.weight_dtype, "weights: f32, bf16, f16, int8");
   app.add_option("--kv-dtype", s.kv_dtype, "f32, f16, int8, int4");
   app.add_option("--attention", s.attention, "certified or dense")->check(CLI::IsMember({"certified", "dense"}));
-  app.add_option("--isa", s.runner.isa, "auto, portable, avx2, avx512, avx512vnni");
+  app.add_option("--isa", s.runner.isa, "auto, portable, avx2, avx512, avx512vnni, avx512bf16");
+  app.add_option("--math", s.runner.math, "exact or fast")->check(CLI::IsMember({"exact", "fast"}));
+  app.add_flag("--compare-math", s.compare_math, "exact and fast in turn: ratios that hold on a busy machine, too");
   app.add_option("--threads", s.runner.threads, "0: all cores");
   app.add_option("--chunk", s.runner.chunk, "rows of one prefill step");
   app.add_option("--prefill", s.prefill, "prompt lengths")->delimiter(',');
@@ -138,11 +174,15 @@ int run(int argc, char** argv) {
   s.runner.weight_dtype = parse_dtype(s.weight_dtype);
   s.runner.kv_dtype = parse_dtype(s.kv_dtype);
   s.runner.certified = s.attention == "certified";
+  if (s.compare_math) {
+    compare_math(s);
+    return 0;
+  }
   const MachinePeak peak = measure_peak(make_cpu_backend({s.runner.threads, s.runner.isa})->num_threads());
   std::printf("%s, %d threads: FMA %.0f GFLOP/s, VNNI %.0f GOP/s, DRAM read %.1f GB/s\n", cpu_name().c_str(),
               peak.threads, peak.fma_gflops, peak.int8_gops, peak.read_gbs);
-  std::printf("%s  weights %s, KV %s, %s\n", s.runner.model.c_str(), s.weight_dtype.c_str(), s.kv_dtype.c_str(),
-              s.attention.c_str());
+  std::printf("%s  weights %s, %s math, KV %s, %s\n", s.runner.model.c_str(), s.weight_dtype.c_str(),
+              s.runner.math.c_str(), s.kv_dtype.c_str(), s.attention.c_str());
   nlohmann::json results = nlohmann::json::array();
   if (!s.prefill.empty() && s.prefill.front() > 0) run_prefill(s, peak, results);
   run_decode(s, peak, results);

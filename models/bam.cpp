@@ -105,8 +105,8 @@ void BamModel::build_layer(const LayerWeights& weights, int index) {
 }
 
 void BamModel::prove_reach(AttentionSpec& spec, const LayerWeights& weights, int index) {
-  const std::vector<HeadReport> reports =
-      report_heads(config_, weights, spec, options_.weight_dtype, options_.attention.epsilon);
+  const std::vector<HeadReport> reports = report_heads(config_, weights, spec, options_.weight_dtype,
+                                                       options_.attention.epsilon, backend_.rounding_margin());
   spec.reach.assign(static_cast<size_t>(config_.num_heads), -1);
   if ((options_.attention.certified && options_.use_reach) || spec.window >= 0) {
     for (size_t h = 0; h < reports.size(); ++h) spec.reach[h] = reports[h].reach;

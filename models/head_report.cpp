@@ -47,7 +47,7 @@ AttentionSpec attention_spec(const ModelConfig& config, const LayerWeights& weig
 }
 
 std::vector<HeadReport> report_heads(const ModelConfig& config, const LayerWeights& weights, const AttentionSpec& spec,
-                                     DType weight_dtype, double epsilon) {
+                                     DType weight_dtype, double epsilon, double rounding_margin) {
   const std::vector<float> norm = weights.attention_norm.to_f32(), wq = weights.wq.to_f32(), wk = weights.wk.to_f32();
   const int64_t block = config.head_dim * config.hidden_size;
   const int64_t group = config.num_heads / config.num_kv_heads;
@@ -55,7 +55,7 @@ std::vector<HeadReport> report_heads(const ModelConfig& config, const LayerWeigh
     return std::vector<float>(matrix.begin() + head * block, matrix.begin() + (head + 1) * block);
   };
   // The cache stores rounded keys and the activations carry rounding too; 1 % is far more than both.
-  const double margin = 1.01 * (weight_dtype == DType::kI8 ? 1.05 : 1.0);
+  const double margin = 1.01 * (weight_dtype == DType::kI8 ? 1.05 : 1.0) * rounding_margin;
   std::vector<HeadReport> reports(static_cast<size_t>(config.num_heads));
   ThreadPool pool(static_cast<int>(std::min<int64_t>(available_cores(), config.num_heads)));
   pool.parallel_for(config.num_heads, [&](int64_t h, int) {

@@ -21,6 +21,7 @@ struct RunnerOptions {
   int64_t chunk = 512;
   int64_t logit_rows = 1;  // rows per chunk whose logits may be wanted
   std::string isa = "auto";
+  std::string math = "exact";
 };
 
 class Runner {

@@ -12,12 +12,16 @@
 namespace bam::cpu {
 namespace {
 
+constexpr std::string_view kBf16Level = "avx512bf16";
 struct IsaLevel {
-  const char* name;
+  std::string_view name;
   int64_t target;
 };
-constexpr IsaLevel kLevels[] = {
-    {"avx512vnni", HWY_AVX3_DL}, {"avx512", HWY_AVX3}, {"avx2", HWY_AVX2}, {"neon", HWY_NEON}};
+constexpr IsaLevel kLevels[] = {{"avx512bf16", HWY_AVX3_DL},
+                                {"avx512vnni", HWY_AVX3_DL},
+                                {"avx512", HWY_AVX3},
+                                {"avx2", HWY_AVX2},
+                                {"neon", HWY_NEON}};
 
 // Restricts Highway's dispatch while the kernel tables are taken. Returns the level in use.
 std::string choose_isa(const std::string& wanted) {
@@ -27,16 +31,17 @@ std::string choose_isa(const std::string& wanted) {
     return "portable";
   }
   for (const IsaLevel& level : kLevels) {
-    if (wanted == level.name && (supported & level.target) == 0) {
-      throw UsageError("this CPU does not have {}", wanted);
-    }
-    if (wanted == level.name || (wanted == "auto" && (supported & level.target) != 0)) {
+    // Only --math fast knows the difference between the first two.
+    const bool has =
+        (supported & level.target) != 0 && (level.name != kBf16Level || pair_kernels(PairLevel::kNative).native);
+    if (wanted == level.name && !has) throw UsageError("this CPU does not have {}", wanted);
+    if (wanted == level.name || (wanted == "auto" && has)) {
       hwy::SetSupportedTargetsForTest(level.target | HWY_STATIC_TARGET);
-      return level.name;
+      return std::string(level.name);
     }
   }
   if (wanted != "auto")
-    throw UsageError("unknown instruction set '{}': auto, portable, avx2, avx512, avx512vnni", wanted);
+    throw UsageError("unknown instruction set '{}': auto, portable, avx2, avx512, avx512vnni, avx512bf16", wanted);
   return "portable";
 }
 
@@ -66,19 +71,30 @@ CpuBackend::CpuBackend(const BackendOptions& options) : pool_(options.num_thread
   attention_ = attention_kernels();
   kv_store_ = kv_store_kernels();
   elementwise_ = elementwise_kernels();
+  pairs_ = pair_kernels(isa_name_ == kBf16Level   ? PairLevel::kNative
+                        : isa_name_ == "portable" ? PairLevel::kPortable
+                                                  : PairLevel::kFma);
+  if (options.math != "exact" && options.math != "fast")
+    throw UsageError("unknown math '{}': exact, fast", options.math);
+  fast_ = options.math == "fast";
   hwy::SetSupportedTargetsForTest(0);
 }
 
 CpuBackend::~CpuBackend() = default;
 
 std::string CpuBackend::description() const {
-  return fmt::format("cpu ({}, {} thread{})", isa_name_, pool_.num_threads(), pool_.num_threads() == 1 ? "" : "s");
+  return fmt::format("cpu ({}, {} thread{}{})", isa_name_, pool_.num_threads(), pool_.num_threads() == 1 ? "" : "s",
+                     !fast_          ? ""
+                     : pairs_.native ? ", fast math"
+                                     : ", fast math without its instruction");
 }
 
 // Every level with fused multiply-add and sixteen-lane sums in one order gives the same bits; portable code has
 // neither.
 std::string CpuBackend::numerics() const {
-  return isa_name_ == "portable" || isa_name_ == "neon" ? "cpu " + isa_name_ : "cpu fma";
+  const std::string level = isa_name_ == "portable" || isa_name_ == "neon" ? "cpu " + isa_name_ : "cpu fma";
+  if (!fast_) return level;
+  return level + (pairs_.same_bits ? " bf16 pairs" : " bf16 pairs of this processor's own kind");
 }
 
 std::unique_ptr<DeviceBuffer> CpuBackend::allocate(size_t bytes) {
@@ -95,7 +111,9 @@ std::unique_ptr<LinearWeights> CpuBackend::make_linear(std::span<const HostMatri
     first_rows.emplace_back(&part, linear->n);
     linear->n += part.rows;
   }
-  linear->panels = arena_.allocate(packed_bytes(weight_dtype, linear->k, linear->n));
+  linear->in_pairs = fast_ && (weight_dtype == DType::kBF16 || weight_dtype == DType::kF16);
+  linear->panels = arena_.allocate(linear->in_pairs ? packed_pair_bytes(linear->k, linear->n)
+                                                    : packed_bytes(weight_dtype, linear->k, linear->n));
   const int64_t padded = (linear->n + kPanelCols - 1) / kPanelCols * kPanelCols;
   if (weight_dtype == DType::kI8) {
     linear->scale.resize(static_cast<size_t>(padded));
@@ -109,7 +127,9 @@ std::unique_ptr<LinearWeights> CpuBackend::make_linear(std::span<const HostMatri
                                  [](int64_t value, const auto& entry) { return value < entry.second; });
       const auto& [matrix, first] = *std::prev(it);
       load_row(*matrix, out - first, row.data());
-      if (weight_dtype == DType::kI8) {
+      if (linear->in_pairs) {
+        pack_row_pairs(row.data(), linear->k, out, linear->panels.as<uint32_t>());
+      } else if (weight_dtype == DType::kI8) {
         pack_row_int8(row.data(), linear->k, out, linear->panels.as<int8_t>(), linear->scale.data(),
                       linear->offset.data());
       } else {
@@ -197,27 +217,30 @@ void CpuBackend::gemm(const CpuLinear& weights, const float* in, int64_t rows, f
   const int64_t wanted_blocks = (4 * pool_.num_threads() + panel_groups - 1) / panel_groups;
   const int64_t block_rows = std::clamp((rows + wanted_blocks - 1) / wanted_blocks, kRowBlockMin, kRowBlockMax);
   const int64_t row_blocks = (rows + block_rows - 1) / block_rows;
-  const uint8_t* quantised = nullptr;
-  const int64_t row_bytes = gemm_.quantised_row_bytes(weights.k);
-  if (weights.dtype == DType::kI8) {
-    const auto bytes = static_cast<size_t>(rows * row_bytes);
-    if (bytes > quantised_.size()) quantised_ = arena_.allocate(std::max(bytes, 2 * quantised_.size()));
-    quantised_scale_.resize(std::max(quantised_scale_.size(), static_cast<size_t>(rows)));
-    for_rows(rows, weights.k, [&](int64_t r) {
-      quantised_scale_[static_cast<size_t>(r)] =
-          gemm_.quantize_row(in + r * weights.k, weights.k, quantised_.as<uint8_t>() + r * row_bytes);
-    });
-    quantised = quantised_.as<uint8_t>();
-  }
+  const int64_t row_bytes =
+      weights.in_pairs ? num_pairs(weights.k) * int64_t{sizeof(uint32_t)} : gemm_.quantised_row_bytes(weights.k);
+  const uint8_t* rounded = round_rows(weights, in, rows, row_bytes);
   pool_.parallel_for_ahead(row_blocks * panel_groups, [&](int64_t task, int64_t next_task, int worker) {
     const int64_t next_panel = next_task < 0 ? -1 : next_task % panel_groups * per_task;
     const int64_t row0 = task / panel_groups * block_rows;
     const int64_t count = std::min(block_rows, rows - row0);
     const int64_t first = task % panel_groups * per_task, last = std::min(first + per_task, panels);
-    if (quantised != nullptr) {
-      gemm_.gemm_int8({.x = quantised + row0 * row_bytes,
+    if (weights.in_pairs) {
+      pairs_.gemm({.x = reinterpret_cast<const uint32_t*>(rounded + row0 * row_bytes),
+                   .ldx = num_pairs(weights.k),
+                   .rows = count,
+                   .pairs = num_pairs(weights.k),
+                   .n = weights.n,
+                   .panels = weights.panels.as<uint32_t>(),
+                   .first_panel = first,
+                   .last_panel = last,
+                   .y = out + row0 * weights.n,
+                   .ldy = weights.n,
+                   .accumulate = accumulate});
+    } else if (weights.dtype == DType::kI8) {
+      gemm_.gemm_int8({.x = rounded + row0 * row_bytes,
                        .ldx = row_bytes,
-                       .x_scale = quantised_scale_.data() + row0,
+                       .x_scale = rounded_scale_.data() + row0,
                        .rows = count,
                        .k = weights.k,
                        .n = weights.n,
@@ -247,6 +270,23 @@ void CpuBackend::gemm(const CpuLinear& weights, const float* in, int64_t rows, f
                   .unpack = workers_[static_cast<size_t>(worker)]->unpack.as<float>()});
     }
   });
+}
+
+const uint8_t* CpuBackend::round_rows(const CpuLinear& weights, const float* in, int64_t rows, int64_t row_bytes) {
+  if (!weights.in_pairs && weights.dtype != DType::kI8) return nullptr;
+  const auto bytes = static_cast<size_t>(rows * row_bytes);
+  if (bytes > rounded_.size()) rounded_ = arena_.allocate(std::max(bytes, 2 * rounded_.size()));
+  rounded_scale_.resize(std::max(rounded_scale_.size(), static_cast<size_t>(rows)));
+  for_rows(rows, weights.k, [&](int64_t r) {
+    const float* row = in + r * weights.k;
+    uint8_t* to = rounded_.as<uint8_t>() + r * row_bytes;
+    if (weights.in_pairs) {
+      pairs_.convert_row(row, weights.k, reinterpret_cast<uint32_t*>(to));
+    } else {
+      rounded_scale_[static_cast<size_t>(r)] = gemm_.quantize_row(row, weights.k, to);
+    }
+  });
+  return rounded_.as<uint8_t>();
 }
 
 void CpuBackend::gather_rows(const float* in, std::span<const int32_t> rows, int64_t hidden, float* out) {

@@ -13,6 +13,7 @@
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/gemm.h"
+#include "kernels/cpu/gemm_bf16.h"
 #include "kernels/cpu/position_tables.h"
 
 namespace bam::cpu {
@@ -32,6 +33,7 @@ struct CpuLinear final : LinearWeights {
   }
   int64_t k = 0, n = 0;
   DType dtype = DType::kF32;
+  bool in_pairs = false;  // of bfloat16, for PairKernels
   LazyMemory panels;
   std::vector<float> scale;     // int8: [padded n]
   std::vector<int32_t> offset;  // int8: [padded n]
@@ -52,6 +54,7 @@ class CpuBackend final : public Backend {
 
   std::string description() const override;
   std::string numerics() const override;
+  double rounding_margin() const override { return fast_ ? 1.01 : 1.0; }
   int num_threads() const override { return pool_.num_threads(); }
   bool in_host_memory() const override { return true; }
   ThreadPool* threads() override { return &pool_; }
@@ -117,6 +120,8 @@ class CpuBackend final : public Backend {
   template <typename Fn>
   void for_rows(int64_t rows, int64_t width, const Fn& fn);
   void gemm(const CpuLinear& weights, const float* in, int64_t rows, float* out, bool accumulate);
+  // Activations in the format that quantised weights or pairs want, in rounded_; null: they stay float32.
+  const uint8_t* round_rows(const CpuLinear& weights, const float* in, int64_t rows, int64_t row_bytes);
   void plan_writes(const SequenceRows& seq);
   void write_planned(const CpuAttention& layer, const KvCacheView& kv, float* qkv);
   void write_tile(const CpuAttention& layer, const KvCacheView& kv, const WrittenTile& written, int head, float* qkv);
@@ -142,15 +147,17 @@ class CpuBackend final : public Backend {
   void ensure_workers(int padded_dim);
 
   GemmKernels gemm_;
+  PairKernels pairs_;
+  bool fast_ = false;
   AttentionKernels attention_;
   KvStoreKernels kv_store_;
   ElementwiseKernels elementwise_;
   std::string isa_name_;
   ThreadPool pool_;
   std::vector<std::unique_ptr<Worker>> workers_;
-  MemoryArena arena_;     // weights and activations
-  LazyMemory quantised_;  // int8 activations of one call
-  std::vector<float> quantised_scale_;
+  MemoryArena arena_;   // weights and activations
+  LazyMemory rounded_;  // int8 or bfloat16 activations of one call
+  std::vector<float> rounded_scale_;
   std::vector<WrittenTile> written_;
   std::vector<const SequenceRows*> completing_;  // sequences that finish a tile in this step
   std::vector<Block> blocks_;

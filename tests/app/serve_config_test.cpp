@@ -66,6 +66,7 @@ TEST(ServeConfig, EverySettingOfTheContractIsThere) {
                            "device",
                            "threads",
                            "dtype",
+                           "math",
                            "kv-dtype",
                            "kv-memory",
                            "page-size",

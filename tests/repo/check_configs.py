@@ -33,7 +33,7 @@ def size(value) -> bool:
 
 SERVE_KEYS = {
     "host": text, "port": whole(1), "model": text, "served_model_name": text, "device": one_of("auto", "cpu", "cuda"),
-    "threads": whole(1), "dtype": one_of("auto", "f32", "bf16", "int8"), "kv_dtype": one_of("f32", "f16", "bf16", "int8", "fp8", "int4"),
+    "threads": whole(1), "dtype": one_of("auto", "f32", "bf16", "int8"), "math": one_of("exact", "fast"), "kv_dtype": one_of("f32", "f16", "bf16", "int8", "fp8", "int4"),
     "kv_memory": lambda v: v == "auto" or size(v), "page_size": whole(1), "max_model_len": lambda v: v == "auto" or whole(1)(v),
     "max_num_seqs": whole(1), "max_batched_tokens": whole(1), "step_target_ms": number, "attention": one_of("certified", "dense"),
     "attention_epsilon": number, "prefix_cache": one_of("on", "off"), "kv_dir": text, "api_key_file": text, "cors_origins": text,
