@@ -5,7 +5,7 @@ SHELL := /bin/bash
 
 MODEL ?= demo
 ARGS ?=
-FUZZ_SECONDS ?= 60
+FUZZ_SECONDS ?= 300
 BASE ?= HEAD
 TEST_JOBS ?= $(shell nproc)
 STEP := scripts/timed.sh
@@ -58,7 +58,7 @@ web-test: build ## the page in a headless browser (installs chromium)
 	@scripts/setup.sh --tests --browser
 	@$(STEP) 'browser tests' ctest --test-dir build --output-on-failure --no-tests=error -R 'http.test_web' $(ARGS)
 
-fuzz: ## run every fuzzer under ASan and UBSan (FUZZ_SECONDS=60)
+fuzz: ## run all fuzzers under ASan and UBSan, FUZZ_SECONDS of CPU time together
 	@scripts/setup.sh --fuzz
 	@$(STEP) 'fuzzing' scripts/fuzz.sh $(FUZZ_SECONDS)
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# fuzz.sh [SECONDS]: builds every libFuzzer target with ASan and UBSan and runs each one for SECONDS (default 60).
-# New inputs are kept in the cache, so that later runs start where earlier ones stopped; a crash leaves its input there.
+# fuzz.sh [SECONDS]: builds every libFuzzer target with ASan and UBSan and runs them for SECONDS of CPU time together
+# (default 300), shared alike. New inputs are kept in the cache, so that later runs start where earlier ones stopped; a crash
+# leaves its input there. What was run is added to fuzz/hours.tsv in the cache, which fuzz_report.sh sums up.
 set -euo pipefail
 
 REPO_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -8,13 +9,15 @@ REPO_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 . "$REPO_ROOT/scripts/common.sh"
 cd "$REPO_ROOT"
 
-seconds=${1:-60}
+total=${1:-300}
 shopt -s nullglob
 targets=()
 for source in tests/fuzz/*_fuzz.cpp; do targets+=("$(basename "$source" .cpp)"); done
 ((${#targets[@]} > 0)) || die "there is no tests/fuzz/*_fuzz.cpp"
 scripts/build.sh fuzz "${targets[@]}"
 
+seconds=$((total / ${#targets[@]}))
+((seconds > 0)) || seconds=1
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:allocator_may_return_null=1} UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 fuzz_one() {
   local target=$1 corpus log
@@ -27,11 +30,14 @@ fuzz_one() {
     say "$target: FAILED, see $log"
     return 1
   fi
-  say "  $target: $(sed -nE 's/^stat::number_of_executed_units: *([0-9]+)/\1 inputs, no finding/p' "$log")"
+  local inputs
+  inputs=$(sed -nE 's/^stat::number_of_executed_units: *([0-9]+)/\1/p' "$log")
+  printf '%s\t%s\t%s\n' "$target" "$seconds" "$inputs" >>"$(cache_dir)/fuzz/hours.tsv"
+  say "  $target: $inputs inputs, no finding"
 }
 
 # As many side by side as there are cores.
-say "${#targets[@]} fuzzers, $seconds s each"
+say "${#targets[@]} fuzzers, $seconds s each, $total s in all"
 failed=0 running=0
 for target in "${targets[@]}"; do
   if ((running >= $(nproc))); then
