@@ -326,8 +326,11 @@ class Stream:
         assert done, "no [DONE]"
         return objects
 
+    socket = None  # until it is connected
+
     def close(self):
-        self.socket.close()
+        if self.socket:
+            self.socket.close()
 
     __del__ = close
 
