@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "server/api/json_body.h"
 #include "server/api/openai_api.h"
 
 namespace {
