@@ -141,7 +141,7 @@ TEST_F(Completions, SeveralChoicesWithEcho) {
     if (choice.contains("prompt_token_ids")) ids[index] += choice["prompt_token_ids"].size();
   }
   ASSERT_EQ(texts.size(), 3u);
-  const size_t prompt = tokenizer_->encode("the prompt").size();
+  const size_t prompt = tokenizer_->encode("the prompt", true).size();
   for (const auto& [index, text] : texts) {
     EXPECT_TRUE(text.starts_with("the prompt")) << text;
     EXPECT_EQ(tokens[index], prompt + 3);
@@ -258,7 +258,7 @@ TEST_F(Completions, TextIsKeptForAnEchoOnly) {
   for (int i = 0; i < 2000; ++i) prompt += "the ";
   const auto plain = call(Json{{"prompt", prompt}, {"max_tokens", 1}}.dump());
   const auto job = std::static_pointer_cast<GenerationJob>(context_.jobs.find("", plain->request_id));
-  EXPECT_LE(job->held_prompt_bytes(), 2 * tokenizer_->encode(prompt).size() * sizeof(int32_t));
+  EXPECT_LE(job->held_prompt_bytes(), 2 * tokenizer_->encode(prompt, true).size() * sizeof(int32_t));
   reply(*plain);
 }
 
