@@ -1,3 +1,5 @@
+#include <iterator>
+
 #include <fmt/format.h>
 
 #include "server/api/choice_decoder.h"
@@ -47,20 +49,32 @@ ApiResult<TokenizeInput> read_tokenize(const ServingModel& model, FieldReader& f
 
 void handle_tokenize(ServerContext& context, CallPtr call) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
+  // A text of megabytes exists once at a time: as body, as JSON, as text, as ids, as reply.
   auto body = parse_json_object(call->body);
+  call->drop_body();
   if (!body) return call->reply(body.error());
   FieldReader fields(*body);
   const bool with_strings = fields.boolean("return_token_strs").value_or(false);
   auto input = read_tokenize(model, fields);
   if (!input) return call->reply(input.error());
+  *body = Json();
   const std::vector<int32_t> ids = model.tokenizer.encode(input->text, input->add_special, input->parse_special);
-  Json json{{"tokens", ids}, {"count", ids.size()}, {"max_model_len", model.engine.config().max_model_len}};
+  input->text = std::string();
+  if (!call->is_open()) return;
+  std::string json = R"({"tokens":[)";
+  const auto out = std::back_inserter(json);
+  for (size_t i = 0; i < ids.size(); ++i) fmt::format_to(out, "{}{}", i == 0 ? "" : ",", ids[i]);
+  fmt::format_to(out, R"(],"count":{},"max_model_len":{})", ids.size(), model.engine.config().max_model_len);
   if (with_strings) {
-    Json strings = Json::array();
-    for (const int32_t id : ids) strings.push_back(token_text(model.tokenizer, id));
-    json["token_strs"] = std::move(strings);
+    json += R"(,"token_strs":[)";
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (i > 0) json += ',';
+      json += dump_json_string(token_text(model.tokenizer, ids[i]));
+    }
+    json += ']';
   }
-  call->reply_json(dump_json(json));
+  json += '}';
+  call->reply_json(std::move(json));
 }
 
 void handle_detokenize(ServerContext& context, CallPtr call) {
