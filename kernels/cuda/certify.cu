@@ -201,7 +201,7 @@ __device__ __forceinline__ void leave_out_beyond_reach(const AttentionArgs& args
   float share = args.epsilon * static_cast<float>(beyond) / static_cast<float>(row.info.position + 1);
   const KeyStats* stats = tile_stats(args, block, row.info.first_key / kTileKeys, args.kv.layout.stats_offset);
   const int near = row.info.position - row.info.first_key + 1;
-  if (stats != nullptr && row.head->decaying && near >= row.head->peak) {
+  if (stats != nullptr && row.head->bias != nullptr && row.head->never_grows && near >= row.head->settled) {
     const float prior =
         row.info.bias_scale * row.head->bias[near < row.head->bias_size ? near : row.head->bias_size - 1];
     const float bound = row.norm * stats->max_norm_prefix + prior + fabsf(prior) * kRounding;

@@ -295,7 +295,7 @@ void CudaBackend::plan_blocks(const CudaAttention& layer, const KvLayout& layout
           const int64_t first = spec.window < 0 ? 0 : block.first_tile;
           layer.counters->pairs[static_cast<size_t>(i)] += static_cast<uint64_t>(count * (tile - first + 1));
           // Without bounds only the static reach leaves anything out; what was proved of it is known here.
-          const int64_t own = spec.window < 0 && options.certified && !certify ? head_reach(spec, i) : -1;
+          const int64_t own = spec.window < 0 && options.certified && !certify ? spec.reach_of(i) : -1;
           const int64_t last = position + count - 1;
           if (own >= 0 && last > own) {
             float& left_out = layer.counters->left_out[static_cast<size_t>(i)];
