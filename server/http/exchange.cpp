@@ -81,7 +81,7 @@ void Exchange::body_received() {
 }
 
 void Exchange::drop_body() {
-  body = std::string();
+  std::string().swap(body);  // an assignment would keep the memory
   context_.metrics.body_bytes.fetch_sub(static_cast<int64_t>(accounted_body_), std::memory_order_relaxed);
   accounted_body_ = 0;
 }

@@ -118,9 +118,10 @@ TEST_F(Completions, StopStringAndDisconnectInOneStep) {
 TEST_F(Completions, AStopStringEndsWithStopInTheEngine) {
   const std::string text = reply(*call(body(R"("max_tokens": 12)")))["choices"][0]["text"];
   const uint64_t stops = finished(FinishReason::kStop), aborts = finished(FinishReason::kCancelled);
-  const Json json = reply(*call(body(R"("max_tokens": 400, "stop": )" + Json(text.substr(text.size() / 2)).dump())));
+  const Json json = reply(*call(body(R"("max_tokens": 20000, "stop": )" + Json(text.substr(text.size() / 2)).dump())));
   EXPECT_EQ(json["choices"][0]["finish_reason"], "stop");
-  wait_idle();
+  // The reply does not wait for the engine.
+  while (finished(FinishReason::kStop) + finished(FinishReason::kCancelled) == stops + aborts) std::this_thread::yield();
   EXPECT_EQ(finished(FinishReason::kStop), stops + 1);
   EXPECT_EQ(finished(FinishReason::kCancelled), aborts);
 }

@@ -130,7 +130,7 @@ class FakeCall : public Call {
     return next_ticket++;
   }
   void forget(uint64_t ticket) override { close_callbacks.erase(ticket); }
-  void drop_body() override { body = std::string(); }
+  void drop_body() override { std::string().swap(body); }
   using Call::reply;
   void reply(HttpReply now) override {
     const std::lock_guard lock(mutex);
