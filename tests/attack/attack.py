@@ -60,6 +60,20 @@ def replies(data):
     return [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d\d\d) ", data)]
 
 
+def body_of(reply):
+    """The body of one raw reply, out of its chunks."""
+    head, body = reply.split(b"\r\n\r\n", 1)
+    if not re.search(rb"(?i)\r\ntransfer-encoding: *chunked", head):
+        return body
+    parts = b""
+    while True:
+        size, body = body.split(b"\r\n", 1)
+        if int(size, 16) == 0:
+            assert body == b"\r\n", body
+            return parts
+        parts, body = parts + body[:int(size, 16)], body[int(size, 16) + 2:]
+
+
 def repeat_until(condition, what):
     """Without a pause, as an attacker would."""
     deadline = time.monotonic() + PATIENCE
