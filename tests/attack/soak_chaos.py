@@ -231,6 +231,8 @@ class Client(threading.Thread):
             client.sendall(bamtest.raw_post("/v1/completions", {"prompt": "x", "max_tokens": 1500, "ignore_eos": True, "stream": True, "logprobs": 5}, {"Connection": "close"}))
             time.sleep(self.rng.uniform(0, 6))
             data, reset = attack.read_until_closed(client)
+        if attack.replies(data)[:1] not in ([200], []):
+            return f"refused {attack.replies(data)[0]}"
         return "cut off" if reset or not data.endswith(b"0\r\n\r\n") else "read to the end"
 
     def do_snapshot(self):
