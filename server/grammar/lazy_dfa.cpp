@@ -8,11 +8,9 @@
 namespace bam::constraints {
 namespace {
 
-// An ambiguous grammar can have very many readings of the same text. Beyond these limits further
-// readings are dropped: every reading that is kept can still be completed, so the output stays
-// correct.
-constexpr size_t kMaxItems = 4096;
-constexpr size_t kMaxVisited = 32'768;
+// What is only read or written in a row takes so much less time than following one edge.
+constexpr uint64_t kEdgesPerWork = 8;
+constexpr uint64_t kTransitionsPerWork = 16;
 
 }  // namespace
 
@@ -26,8 +24,9 @@ void StampedSet::clear() {
 
 bool StampedSet::insert(uint64_t key) {
   if (2 * size_ >= slots_.size()) grow();
-  size_t i = hash_number(key) % slots_.size();
-  for (; slots_[i].stamp == stamp_; i = (i + 1) % slots_.size()) {
+  const size_t mask = slots_.size() - 1;
+  size_t i = hash_number(key) & mask;
+  for (; slots_[i].stamp == stamp_; i = (i + 1) & mask) {
     if (slots_[i].key == key) return false;
   }
   slots_[i] = {key, stamp_};
@@ -38,15 +37,17 @@ bool StampedSet::insert(uint64_t key) {
 void StampedSet::grow() {
   std::vector<Slot> old(slots_.size() * 2);
   old.swap(slots_);
+  const size_t mask = slots_.size() - 1;
   for (const Slot& slot : old) {
     if (slot.stamp != stamp_) continue;
-    size_t i = hash_number(slot.key) % slots_.size();
-    while (slots_[i].stamp == stamp_) i = (i + 1) % slots_.size();
+    size_t i = hash_number(slot.key) & mask;
+    while (slots_[i].stamp == stamp_) i = (i + 1) & mask;
     slots_[i] = slot;
   }
 }
 
-LazyDfa::LazyDfa(const Automaton& automaton) : automaton_(automaton), num_classes_(automaton.num_classes()) {
+LazyDfa::LazyDfa(const Automaton& automaton, uint64_t max_work)
+    : automaton_(automaton), num_classes_(automaton.num_classes()), work_limit_(max_work) {
   frames_.push_back({.return_to = 0, .below = 0, .depth = 0});
   configs_.push_back({.first_item = 0, .num_items = 0, .hash = 0, .accepting = false});
   next_.assign(num_classes_, kDead);
@@ -74,14 +75,11 @@ bool LazyDfa::close() {
   visited_.clear();
   bool accepting = false;
   while (!todo_.empty()) {
+    spend(1);
     const Item item = todo_.back();
     todo_.pop_back();
     if (!completable(item) || !visited_.insert((uint64_t{item.stack} << 32) | item.state)) continue;
-    if (visited_.size() > kMaxVisited && (accepting || !items_.empty())) break;
-    if (!automaton_.byte_edges(item.state).empty()) {
-      items_.push_back(item);
-      if (items_.size() >= kMaxItems) break;
-    }
+    if (!automaton_.byte_edges(item.state).empty()) items_.push_back(item);
     if (automaton_.is_end(item.state)) {
       if (item.stack == 0) {
         accepting = true;
@@ -104,8 +102,6 @@ bool LazyDfa::close() {
       }
     }
   }
-  todo_.clear();
-  work_ += visited_.size() + 1;
   std::sort(items_.begin(), items_.end());
   return accepting;
 }
@@ -113,8 +109,9 @@ bool LazyDfa::close() {
 LazyDfa::ConfigId LazyDfa::intern(bool accepting) {
   if (items_.empty() && !accepting) return kDead;
   const uint64_t hash = hash_bytes(std::as_bytes(std::span(items_)), accepting);
-  size_t slot = hash % table_.size();
-  for (; table_[slot] != kDead; slot = (slot + 1) % table_.size()) {
+  const size_t mask = table_.size() - 1;
+  size_t slot = hash & mask;
+  for (; table_[slot] != kDead; slot = (slot + 1) & mask) {
     const Config& config = configs_[table_[slot]];
     if (config.hash != hash || config.accepting != accepting || config.num_items != items_.size()) {
       continue;
@@ -131,15 +128,17 @@ LazyDfa::ConfigId LazyDfa::intern(bool accepting) {
                       .accepting = accepting});
   item_pool_.insert(item_pool_.end(), items_.begin(), items_.end());
   next_.resize(next_.size() + num_classes_, kUnknown);
+  work_ += num_classes_ / kTransitionsPerWork;
   if (configs_.size() * 2 > table_.size()) grow_table();
   return id;
 }
 
 void LazyDfa::grow_table() {
   table_.assign(table_.size() * 2, kDead);
+  const size_t mask = table_.size() - 1;
   for (ConfigId id = 1; id < configs_.size(); ++id) {
-    size_t slot = configs_[id].hash % table_.size();
-    while (table_[slot] != kDead) slot = (slot + 1) % table_.size();
+    size_t slot = configs_[id].hash & mask;
+    while (table_[slot] != kDead) slot = (slot + 1) & mask;
     table_[slot] = id;
   }
 }
@@ -149,11 +148,12 @@ LazyDfa::ConfigId LazyDfa::compute_step(ConfigId from, uint8_t byte_class) {
   todo_.clear();
   for (uint32_t i = 0; i < config.num_items; ++i) {
     const Item item = item_pool_[config.first_item + i];
-    for (const auto& edge : automaton_.byte_edges(item.state)) {
+    const auto edges = automaton_.byte_edges(item.state);
+    spend(1 + edges.size() / kEdgesPerWork);
+    for (const auto& edge : edges) {
       if (edge.lo <= byte_class && byte_class <= edge.hi) todo_.push_back({edge.to, item.stack});
     }
   }
-  work_ += config.num_items;
   const ConfigId to = todo_.empty() ? kDead : intern(close());
   next_[size_t{from} * num_classes_ + byte_class] = to;
   return to;

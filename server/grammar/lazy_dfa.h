@@ -39,8 +39,11 @@ class LazyDfa {
  public:
   using ConfigId = uint32_t;
   static constexpr ConfigId kDead = 0;
+  // Thrown where going on would exceed the limit of work. What is known stays valid.
+  struct OutOfWork {};
 
-  explicit LazyDfa(const Automaton& automaton);
+  // Throws OutOfWork when finding the first configuration takes more than `max_work`.
+  LazyDfa(const Automaton& automaton, uint64_t max_work);
 
   ConfigId initial() const { return initial_; }
   ConfigId step(ConfigId from, uint8_t byte) {
@@ -55,8 +58,15 @@ class LazyDfa {
   ConfigId adopt(const LazyDfa& other, ConfigId id);
 
   size_t size_bytes() const;
-  // Automaton states looked at so far: a measure of time that does not depend on the machine.
+  // Automaton states looked at so far: a measure of time that does not depend on the machine. step() throws OutOfWork
+  // rather than going beyond the limit.
   uint64_t work() const { return work_; }
+  void limit_work(uint64_t limit) { work_limit_ = limit; }
+  // Counts work, the caller's included.
+  void spend(uint64_t work) {
+    work_ += work;
+    if (work_ > work_limit_) throw OutOfWork{};
+  }
 
  private:
   using StackId = uint32_t;
@@ -96,6 +106,7 @@ class LazyDfa {
   std::vector<ConfigId> table_;  // open addressing by hash; kDead: free slot
   ConfigId initial_ = kDead;
   uint64_t work_ = 0;
+  uint64_t work_limit_;
 
   std::vector<Item> items_, todo_;  // scratch of close()
   StampedSet visited_;

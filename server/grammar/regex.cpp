@@ -1,5 +1,7 @@
 #include "server/grammar/regex.h"
 
+#include <algorithm>
+#include <optional>
 #include <string>
 
 #include "base/error.h"
@@ -73,6 +75,102 @@ class AnchorResolver {
 
   RegexAst& ast_;
   const RegexMatch match_;
+};
+
+// Rewrites repeats of what may be empty: (x?){n} and ((x{0,9}){0,9}){0,9} say no more than x{0,n}, but as an automaton
+// each has a state for every way to leave some out, all of them reached at once.
+class RepeatSimplifier {
+ public:
+  explicit RepeatSimplifier(RegexAst& ast) : ast_(ast) {}
+  void run() { ast_.root = simplified(ast_.root); }
+
+ private:
+  // A part that reads nothing in one more way costs a copy of what follows it.
+  static constexpr size_t kMaxNullableParts = 4;
+
+  bool nullable(uint32_t id) const {
+    const auto& node = ast_.nodes[id];
+    const auto may_be_empty = [this](uint32_t child) { return nullable(child); };
+    switch (node.kind) {
+      case Kind::kSet: return false;
+      case Kind::kConcat: return std::all_of(node.children.begin(), node.children.end(), may_be_empty);
+      case Kind::kAlternate: return std::any_of(node.children.begin(), node.children.end(), may_be_empty);
+      case Kind::kRepeat: return node.min == 0 || nullable(node.children[0]);
+      default: return true;
+    }
+  }
+
+  uint32_t simplified(uint32_t id) {
+    RegexAst::Node node = ast_.nodes[id];
+    for (uint32_t& child : node.children) child = simplified(child);
+    if (node.kind == Kind::kRepeat && nullable(node.children[0])) {
+      if (const auto inner = without_empty(node.children[0])) {
+        node.children[0] = *inner;
+        node.min = 0;
+      }
+    }
+    if (node.kind == Kind::kRepeat) join_counts(node);
+    return ast_.add(std::move(node));
+  }
+
+  // (x{c,d}){a,b} is x{ac,bd} when no count between is left out, which is so for c <= 1.
+  void join_counts(RegexAst::Node& node) const {
+    const auto& inner = ast_.nodes[node.children[0]];
+    if (inner.kind != Kind::kRepeat || inner.min > 1) return;
+    const auto product = [](uint64_t a, uint64_t b) {
+      if (a == kNoLimit || b == kNoLimit) return kNoLimit;
+      return static_cast<uint32_t>(std::min<uint64_t>(a * b, kNoLimit - 1));
+    };
+    node.min *= inner.min;
+    node.max = product(node.max, inner.max);
+    node.children = inner.children;
+  }
+
+  // The same but for the empty text; nullopt where nothing is left or it is not worth writing down.
+  std::optional<uint32_t> without_empty(uint32_t id) {
+    if (!nullable(id)) return id;
+    const RegexAst::Node node = ast_.nodes[id];
+    switch (node.kind) {
+      case Kind::kRepeat: {
+        const auto child = without_empty(node.children[0]);
+        if (!child) return std::nullopt;
+        RegexAst::Node some = node;
+        some.min = 1;
+        some.children = {*child};
+        if (some.max == 1) return *child;
+        return ast_.add(std::move(some));
+      }
+      case Kind::kAlternate: {
+        RegexAst::Node some = node;
+        some.children.clear();
+        for (uint32_t part : node.children) {
+          if (const auto child = without_empty(part)) some.children.push_back(*child);
+          else if (ast_.nodes[part].kind != Kind::kEmpty) return std::nullopt;
+        }
+        if (some.children.empty()) return std::nullopt;
+        return ast_.add(std::move(some));
+      }
+      case Kind::kConcat: return concat_without_empty(node);
+      default: return std::nullopt;
+    }
+  }
+
+  // xyz, all of them optional: x'yz | y'z | z'.
+  std::optional<uint32_t> concat_without_empty(const RegexAst::Node& node) {
+    if (node.children.size() > kMaxNullableParts) return std::nullopt;
+    RegexAst::Node some{.kind = Kind::kAlternate, .offset = node.offset};
+    for (size_t i = 0; i < node.children.size(); ++i) {
+      const auto first = without_empty(node.children[i]);
+      if (!first) return std::nullopt;
+      RegexAst::Node rest{.kind = Kind::kConcat, .offset = node.offset, .children = {*first}};
+      rest.children.insert(rest.children.end(), node.children.begin() + static_cast<std::ptrdiff_t>(i) + 1,
+                           node.children.end());
+      some.children.push_back(ast_.add(std::move(rest)));
+    }
+    return ast_.add(std::move(some));
+  }
+
+  RegexAst& ast_;
 };
 
 class NfaBuilder {
@@ -150,6 +248,7 @@ class NfaBuilder {
 CodepointNfa compile_pattern(std::string_view pattern, RegexMatch match) {
   RegexAst ast = parse_regex(pattern);
   AnchorResolver(ast, match).run();
+  RepeatSimplifier(ast).run();
   return NfaBuilder(ast).run();
 }
 

@@ -1,9 +1,9 @@
 #include "server/grammar/constraint.h"
 
-#include <chrono>
 #include <fstream>
 #include <thread>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -245,25 +245,89 @@ TEST(Machine, ClonesOnManyThreadsAgree) {
   for (const auto& result : results) EXPECT_EQ(result, results[0]);
 }
 
-// A grammar made to explode costs time within a bound and keeps the promise that something is allowed.
-TEST(Machine, HostileGrammarsStayBounded) {
-  const char* patterns[] = {"(a?){1000}(a?){1000}(a?){1000}b", "([ab]*a[ab]{2000}|[ab]*b[ab]{2000})",
-                            "((((a|b)?){10}){10}){20}c", "(.?){4000}", "(a|aa|aaa|aaaa|aaaaa)*(b|ab|aab){100}"};
-  for (const char* pattern : patterns) {
-    const auto start = std::chrono::steady_clock::now();
-    const auto result = compile_regex(pattern, usual().vocabulary);
-    ASSERT_TRUE(result.ok()) << result.error().what();
-    std::mt19937 random(3);
-    Driver driver(**result, usual());
-    for (int i = 0; i < 5; ++i) {
-      const auto allowed = driver.allowed();
-      ASSERT_FALSE(allowed.empty());
-      if (allowed.front() == usual().eos) break;
-      driver.accept(allowed[random() % (allowed.size() - (allowed.back() == usual().eos ? 1 : 0))]);
+// Tokens of up to four of these characters: enough for an automaton to explode over.
+const TestVocabulary& dense() {
+  static const TestVocabulary vocabulary([] {
+    std::vector<std::string> tokens{""};
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      if (tokens[i].size() == 4) break;
+      for (char c : std::string_view("abet, c\n")) tokens.push_back(tokens[i] + c);
     }
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    EXPECT_LT(seconds.count(), 20.0) << pattern;
+    tokens.erase(tokens.begin());
+    return tokens;
+  }());
+  return vocabulary;
+}
+
+struct Cost {
+  int tokens = 0;
+  uint64_t worst_step = 0, work = 0;
+  std::string failure;
+};
+
+// Follows a random text and counts the work of every step.
+Cost follow(const Constraint& prototype, int max_tokens) {
+  Driver driver(prototype, dense());
+  std::mt19937 random(3);
+  Cost run;
+  for (; run.tokens < max_tokens && !driver.finished(); ++run.tokens) {
+    const uint64_t before = driver.constraint().work();
+    auto allowed = driver.allowed();
+    std::erase(allowed, dense().eos);
+    if (allowed.empty()) break;
+    driver.accept(allowed[random() % allowed.size()]);
+    run.worst_step = std::max(run.worst_step, driver.constraint().work() - before);
   }
+  run.work = driver.constraint().work();
+  run.failure = driver.constraint().failure();
+  if (!run.failure.empty()) {
+    EXPECT_TRUE(driver.allowed().empty());
+    EXPECT_FALSE(driver.finished());
+  }
+  return run;
+}
+
+// Remembers where each letter stood in the last 900: no two texts lead to the same configuration.
+constexpr const char* kCounters = "([abet]*a[abet]{900}|[abet]*e[abet]{900}|[abet]*t[abet]{900}|[abet]*b[abet]{900})";
+
+// What a hostile grammar may cost is counted, for one token and for all, and then it says so.
+TEST(Machine, HostileGrammarsEndWithinTheirBudget) {
+  std::string many_counters = "(x";
+  for (int i = 0; i < 250; ++i) many_counters += fmt::format("|[abet]*{}[abet]{{{}}}", "abet"[i % 4], 20 + i % 200);
+  const std::vector<std::string> patterns = {kCounters, "([ab]*a[abet]{2000}|[ab]*b[abet]{2000})",
+                                             "(([abet]{1,40}[,e]){1,40}c?){1,9}", many_counters + ")"};
+  int failed = 0;
+  for (const auto& pattern : patterns) {
+    const auto regex = compiled(compile_regex(pattern, dense().vocabulary));
+    const Cost run = follow(*regex, 400);
+    const uint64_t slack = 1000;  // the last transition may go a little beyond
+    EXPECT_LE(run.worst_step, constraints::kMaxStepWork + slack) << pattern;
+    EXPECT_LE(run.work, constraints::kMaxBurstWork + static_cast<uint64_t>(run.tokens) * constraints::kMaxWorkPerToken +
+                            slack * static_cast<uint64_t>(run.tokens))
+        << pattern;
+    failed += !run.failure.empty();
+    EXPECT_TRUE(run.failure.empty() || run.failure.find("too expensive") != std::string::npos) << run.failure;
+  }
+  EXPECT_GE(failed, 2);
+}
+
+// Repeats of what may be empty are as cheap as the counted repeat that they amount to.
+TEST(Machine, NestedOptionalRepeatsAreCheap) {
+  for (const char* pattern : {"(.?){4000}", "(a?){1000}(a?){1000}(a?){1000}b", "((((a|b)?){10}){10}){20}c",
+                              "(([abet]{0,30}){0,20}){0,6}", "(((a|)*|e?){0,9}){0,9}t"}) {
+    const Cost run = follow(*compiled(compile_regex(pattern, dense().vocabulary)), 100);
+    EXPECT_EQ(run.failure, "") << pattern;
+    EXPECT_LT(run.worst_step, 20'000u) << pattern;
+  }
+}
+
+// A sequence that has spent its budget says nothing about the next one.
+TEST(Machine, AClonesBudgetIsItsOwn) {
+  const auto regex = compiled(compile_regex(kCounters, dense().vocabulary));
+  EXPECT_NE(follow(*regex, 400).failure, "");
+  Driver fresh(*regex, dense());
+  EXPECT_FALSE(fresh.allowed().empty());
+  EXPECT_EQ(fresh.constraint().failure(), "");
 }
 
 }  // namespace

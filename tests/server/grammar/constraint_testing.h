@@ -68,6 +68,7 @@ class Driver {
   bool may_end() { return allows(vocabulary_.eos); }
   void accept(int32_t token) { constraint_->accept(token); }
   bool finished() const { return constraint_->finished(); }
+  const Constraint& constraint() const { return *constraint_; }
 
   // Spells the text with the longest tokens that fit (or single bytes) and accepts them as long as they are allowed.
   bool accept_text(std::string_view text, bool single_bytes = false) {
