@@ -45,9 +45,10 @@ std::vector<uint16_t> compute_heights(const AutomatonBuilder& builder, const std
   }
 
   std::vector<uint16_t> heights(nodes.size(), kDead);
-  std::vector<std::vector<State>> buckets(kMaxDepth + 1);
+  const uint16_t max_depth = builder.max_depth();
+  std::vector<std::vector<State>> buckets(max_depth + 1u);
   for (const auto& rule : builder.rules()) buckets[0].push_back(rule.end);
-  for (uint16_t level = 0; level <= kMaxDepth; ++level) {
+  for (uint16_t level = 0; level <= max_depth; ++level) {
     auto& bucket = buckets[level];
     while (!bucket.empty()) {
       const State s = bucket.back();
@@ -62,7 +63,7 @@ std::vector<uint16_t> compute_heights(const AutomatonBuilder& builder, const std
         const uint16_t callee = heights[builder.start(caller.rule)], after = heights[caller.to];
         if (callee == kDead || after == kDead || heights[caller.from] != kDead) return;
         const auto height = std::max<uint16_t>(after, static_cast<uint16_t>(callee + 1));
-        if (height <= kMaxDepth) buckets[height].push_back(caller.from);
+        if (height <= max_depth) buckets[height].push_back(caller.from);
       };
       for (uint32_t index : callers_of_return[s]) relax(index);
       for (uint32_t index : callers_of_start[s]) relax(index);
@@ -134,7 +135,12 @@ State AutomatonBuilder::add_state() {
   return static_cast<State>(nodes_.size() - 1);
 }
 
+void AutomatonBuilder::count_edge() {
+  if (++num_edges_ > kMaxEdges) throw Error("too large: it needs more than {} automaton edges", kMaxEdges);
+}
+
 void AutomatonBuilder::bytes(State from, uint8_t lo, uint8_t hi, State to) {
+  count_edge();
   nodes_[from].bytes.push_back({lo, hi, to});
 }
 
@@ -142,9 +148,15 @@ void AutomatonBuilder::byte(State from, char c, State to) {
   bytes(from, static_cast<uint8_t>(c), static_cast<uint8_t>(c), to);
 }
 
-void AutomatonBuilder::epsilon(State from, State to) { nodes_[from].epsilons.push_back(to); }
+void AutomatonBuilder::epsilon(State from, State to) {
+  count_edge();
+  nodes_[from].epsilons.push_back(to);
+}
 
-void AutomatonBuilder::call(State from, RuleId rule, State to) { nodes_[from].calls.push_back({rule, to}); }
+void AutomatonBuilder::call(State from, RuleId rule, State to) {
+  count_edge();
+  nodes_[from].calls.push_back({rule, to});
+}
 
 void AutomatonBuilder::literal(State from, std::string_view text, State to) {
   if (text.empty()) return epsilon(from, to);
@@ -156,10 +168,11 @@ void AutomatonBuilder::literal(State from, std::string_view text, State to) {
   byte(from, text.back(), to);
 }
 
-Automaton::Automaton(const AutomatonBuilder& builder, const std::array<bool, 256>& spells) : root_(builder.start(0)) {
+Automaton::Automaton(const AutomatonBuilder& builder, const std::array<bool, 256>& spells)
+    : root_(builder.start(0)), max_depth_(builder.max_depth()) {
   check_left_recursion(builder);
   if (compute_heights(builder, kAllBytes)[root_] == kDead) {
-    throw Error("no text can satisfy it within {} levels of nesting", kMaxDepth);
+    throw Error("no text can satisfy it within {} levels of nesting", max_depth_);
   }
   heights_ = compute_heights(builder, spells);
   if (heights_[root_] == kDead) {

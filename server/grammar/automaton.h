@@ -19,12 +19,16 @@ using State = uint32_t;
 using RuleId = uint32_t;
 
 inline constexpr uint32_t kMaxStates = 200'000;
-// Calls that may be open at once: nesting of the generated text, not of the schema.
-inline constexpr uint16_t kMaxDepth = 64;
+inline constexpr uint32_t kMaxEdges = 2'000'000;
+// Calls that may be open at once: nesting of the generated text, not of what describes it.
+inline constexpr uint16_t kMaxJsonDepth = 64;
+inline constexpr uint16_t kMaxGrammarDepth = 256;  // a level of an expression may take ten rules
 
-// Throws Error when the automaton would grow past kMaxStates.
+// Throws Error when the automaton would grow past kMaxStates or kMaxEdges.
 class AutomatonBuilder {
  public:
+  explicit AutomatonBuilder(uint16_t max_depth = kMaxJsonDepth) : max_depth_(max_depth) {}
+
   struct ByteEdge {
     uint8_t lo, hi;
     State to;
@@ -56,8 +60,13 @@ class AutomatonBuilder {
 
   const std::vector<Node>& nodes() const { return nodes_; }
   const std::vector<Rule>& rules() const { return rules_; }
+  uint16_t max_depth() const { return max_depth_; }
 
  private:
+  void count_edge();
+
+  uint16_t max_depth_;
+  uint32_t num_edges_ = 0;
   std::vector<Node> nodes_;
   std::vector<Rule> rules_;
 };
@@ -65,7 +74,7 @@ class AutomatonBuilder {
 // The frozen network: only edges that can still lead to the end, laid out flat. Immutable.
 //
 // height(s) is the number of calls that must be open at once to get from s to its rule's end. A
-// state at call depth d can be completed iff d + height(s) <= kMaxDepth, so following only such
+// state at call depth d can be completed iff d + height(s) <= max_depth(), so following only such
 // states never meets a dead end: neither a string that cannot be finished nor a recursion that may
 // not go deeper.
 class Automaton {
@@ -82,6 +91,7 @@ class Automaton {
   Automaton(const AutomatonBuilder& builder, const std::array<bool, 256>& spells);
 
   State root() const { return root_; }
+  uint16_t max_depth() const { return max_depth_; }
   uint32_t num_states() const { return static_cast<uint32_t>(heights_.size()); }
   uint32_t num_classes() const { return num_classes_; }
   uint8_t class_of(uint8_t byte) const { return classes_[byte]; }
@@ -101,6 +111,7 @@ class Automaton {
   void freeze(const AutomatonBuilder& builder);
 
   State root_ = 0;
+  uint16_t max_depth_;
   uint32_t num_classes_ = 0;
   std::array<uint8_t, 256> classes_{};
   std::vector<bool> class_spelled_;

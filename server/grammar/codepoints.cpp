@@ -199,6 +199,16 @@ std::optional<std::u32string> to_codepoints(std::string_view text) {
   return out;
 }
 
+std::string to_utf8(std::u32string_view text) {
+  std::string out;
+  std::array<uint8_t, 4> bytes;
+  for (char32_t c : text) {
+    const int size = encode_utf8(c, bytes);
+    out.append(bytes.begin(), bytes.begin() + size);
+  }
+  return out;
+}
+
 CodepointNfa limit_length(const CodepointNfa& nfa, uint32_t min, uint32_t max, uint32_t max_states) {
   // States are pairs (state, code points read); without an upper bound counting stops at min.
   const uint32_t last = max == kNoLimit ? min : max;

@@ -40,6 +40,7 @@ class CodepointSet {
 
 // The text's code points, or nullopt when it is not UTF-8.
 std::optional<std::u32string> to_codepoints(std::string_view text);
+std::string to_utf8(std::u32string_view text);
 
 // Nondeterministic automaton over code points. State 0 is the start.
 struct CodepointNfa {

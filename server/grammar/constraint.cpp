@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "server/grammar/cfg.h"
 #include "server/grammar/codepoints.h"
 #include "server/grammar/json_rules.h"
 #include "server/grammar/json_schema.h"
@@ -18,9 +19,10 @@ constexpr size_t kMaxChoiceBytes = 64 * 1024;
 
 // `build` fills the builder, whose rule 0 is the text, and may throw Error.
 ConstraintResult compile(const char* what, const ConstraintVocabulary& vocabulary,
-                         const std::function<void(AutomatonBuilder&)>& build) {
+                         const std::function<void(AutomatonBuilder&)>& build,
+                         uint16_t max_depth = constraints::kMaxJsonDepth) {
   try {
-    AutomatonBuilder builder;
+    AutomatonBuilder builder(max_depth);
     build(builder);
     auto machine = std::make_shared<const constraints::Machine>(builder, vocabulary.trie());
     return std::shared_ptr<const Constraint>(std::make_shared<Constraint>(std::move(machine)));
@@ -70,6 +72,12 @@ ConstraintResult compile_choice(const std::vector<std::string>& choices, const C
     const auto root = out.add_rule();
     constraints::JsonRules(out).literals(choices, out.start(root), out.end(root));
   });
+}
+
+ConstraintResult compile_grammar(const std::string& grammar, const ConstraintVocabulary& vocabulary) {
+  return compile(
+      "grammar", vocabulary, [&](AutomatonBuilder& out) { constraints::build_grammar(grammar, out); },
+      constraints::kMaxGrammarDepth);
 }
 
 }  // namespace bam

@@ -18,7 +18,7 @@ namespace bam {
 
 using ConstraintResult = Result<std::shared_ptr<const Constraint>>;
 
-// All four are thread-safe and keep what they need of the vocabulary alive. The result is a
+// All are thread-safe and keep what they need of the vocabulary alive. The result is a
 // prototype in its initial state: use it through clone_initial(). Clones share one cache of
 // automaton states and token masks.
 
@@ -31,5 +31,8 @@ ConstraintResult compile_json_schema(const std::string& schema_json, const Const
 ConstraintResult compile_regex(const std::string& pattern, const ConstraintVocabulary& vocabulary);
 // Exactly one of the choices.
 ConstraintResult compile_choice(const std::vector<std::string>& choices, const ConstraintVocabulary& vocabulary);
+
+// Text of a context-free grammar in GBNF or Lark's notation, with at most 256 rules open at once.
+ConstraintResult compile_grammar(const std::string& grammar, const ConstraintVocabulary& vocabulary);
 
 }  // namespace bam

@@ -57,7 +57,7 @@ LazyDfa::LazyDfa(const Automaton& automaton, uint64_t max_work)
 }
 
 bool LazyDfa::completable(const Item& item) const {
-  return frames_[item.stack].depth + automaton_.height(item.state) <= kMaxDepth;
+  return frames_[item.stack].depth + automaton_.height(item.state) <= automaton_.max_depth();
 }
 
 LazyDfa::StackId LazyDfa::push(StackId below, State return_to) {
@@ -97,7 +97,7 @@ bool LazyDfa::close() {
       const State start = automaton_.rule_start(call.rule);
       if (last) {
         todo_.push_back({start, item.stack});
-      } else if (frames_[item.stack].depth < kMaxDepth) {
+      } else if (frames_[item.stack].depth < automaton_.max_depth()) {
         todo_.push_back({start, push(item.stack, call.to)});
       }
     }
