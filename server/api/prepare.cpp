@@ -241,7 +241,7 @@ ApiResult<std::vector<PreparedPrompt>> prepare_prompts(const ServerContext& cont
     const std::chrono::milliseconds limit(static_cast<int64_t>(context.config.request_timeout_s * 1000));
     if (!request.engine.timeout || *request.engine.timeout > limit) request.engine.timeout = limit;
   }
-  if (context.config.cache_salt_per_key) request.engine.cache_salt += "#" + caller.tenant;
+  if (context.config.cache_salt_per_key && !caller.tenant.empty()) request.engine.cache_salt += "#" + caller.tenant;
   return prompts;
 }
 
