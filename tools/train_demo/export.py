@@ -11,7 +11,6 @@ import torch
 import tokenizer as tok
 from model import Config, Model
 
-TRAINING_LENGTH = 512
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}<|assistant|> {{ message['content'] }}{{ eos_token }}"
@@ -27,11 +26,11 @@ def to_bfloat16(values: np.ndarray) -> np.ndarray:
 
 
 def write_safetensors(path: pathlib.Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Matrices as BF16; norms and the prior's few scalars, whose rounding would be felt, as F32."""
+    """Matrices as BF16; norms and the few numbers of a prior or bias, whose rounding would be felt, as F32."""
     header, blobs, offset = {"__metadata__": {"format": "pt"}}, [], 0
     for name, tensor in tensors.items():
         values = tensor.detach().numpy()
-        half = values.ndim == 2
+        half = values.ndim == 2 and not name.endswith("relative_bias")
         blob = (to_bfloat16(values) if half else values.astype("<f4")).tobytes()
         span = [offset, offset + len(blob)]
         header[name] = {"dtype": "BF16" if half else "F32", "shape": list(values.shape), "data_offsets": span}
@@ -61,7 +60,8 @@ def read_safetensors(path: pathlib.Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def config_json(c: Config) -> dict:
+def config_json(c: Config, training_length: int) -> dict:
+    t5 = ("relative_attention_num_buckets", "relative_attention_max_distance")
     return {
         "model_type": "bam",
         "hidden_size": c.hidden_size,
@@ -73,7 +73,7 @@ def config_json(c: Config) -> dict:
         "vocab_size": c.vocab_size,
         "rms_norm_eps": c.rms_norm_eps,
         "tie_word_embeddings": False,
-        "max_position_embeddings": TRAINING_LENGTH,
+        "max_position_embeddings": training_length,
         "position_encoding": c.position_encoding,
         "ssmax": c.ssmax,
         "ssmax_prior": True,
@@ -83,6 +83,7 @@ def config_json(c: Config) -> dict:
         "rope_theta": c.rope_theta,
         "sliding_window": c.sliding_window,
         "sinusoidal_theta": c.sinusoidal_theta,
+        **({key: getattr(c, key) for key in t5} if c.position_encoding == "t5" else {}),
         "bos_token_id": tok.BOS,
         "eos_token_id": tok.EOS,
         "torch_dtype": "bfloat16",
@@ -110,14 +111,14 @@ GENERATION_CONFIG = {
 }
 
 
-def write_checkpoint(model: Model, work: pathlib.Path, out: pathlib.Path) -> None:
+def write_checkpoint(model: Model, work: pathlib.Path, out: pathlib.Path, training_length: int) -> None:
     """Writes a complete folder beside `out`, then swaps it in; a README.md already there is kept."""
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     write_safetensors(partial / "model.safetensors", model.state_dict())
     documents = {
-        "config.json": config_json(model.config),
+        "config.json": config_json(model.config, training_length),
         "tokenizer_config.json": TOKENIZER_CONFIG,
         "generation_config.json": GENERATION_CONFIG,
     }
@@ -136,7 +137,7 @@ def write_checkpoint(model: Model, work: pathlib.Path, out: pathlib.Path) -> Non
 def read_checkpoint(folder: pathlib.Path) -> Model:
     c = json.loads((folder / "config.json").read_text())
     names = {"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads"}
-    fields = Config.__dataclass_fields__
-    model = Model(Config(**{field: c[names.get(field, field)] for field in fields}))
+    fields = {field: names.get(field, field) for field in Config.__dataclass_fields__}
+    model = Model(Config(**{field: c[key] for field, key in fields.items() if key in c}))
     model.load_state_dict(read_safetensors(folder / "model.safetensors"))
     return model.eval()

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from fused_attention import FusedAttention, attention_reference
 
-ENCODINGS = ("bam", "alibi", "nope", "rope", "rope_local", "sinusoidal")
+ENCODINGS = ("bam", "alibi", "nope", "rope", "rope_local", "sinusoidal", "t5")
 
 
 @dataclasses.dataclass
@@ -25,6 +25,8 @@ class Config:
     rope_theta: float = 500000.0
     sliding_window: int = 512
     sinusoidal_theta: float = 10000.0
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
 
     @property
     def head_dim(self) -> int:
@@ -84,6 +86,14 @@ def sinusoids(positions: torch.Tensor, size: int, theta: float) -> torch.Tensor:
     return torch.where(dim.long() % 2 == 0, angle.sin(), angle.cos()).float()
 
 
+def t5_buckets(distances: torch.Tensor, buckets: int, max_distance: int) -> torch.Tensor:
+    """T5's causal buckets: one per distance in the first half, logarithmic up to max_distance in the second."""
+    exact = buckets // 2
+    ratio = (distances.clamp(min=exact).double() / exact).log() / math.log(max_distance / exact)
+    far = exact + (ratio * (buckets - exact) + 1e-9).long()  # an exact lower edge belongs to its bucket
+    return torch.where(distances < exact, distances, far.clamp(max=buckets - 1))
+
+
 class Attention(nn.Module):
     def __init__(self, config: Config, shape: torch.Tensor):
         super().__init__()
@@ -94,6 +104,8 @@ class Attention(nn.Module):
             self.seq_scale = nn.Parameter(torch.full((1, config.num_heads, 1, 1), 0.3))
         if config.position_encoding == "bam":
             self.prior = Prior(shape, config.prior_eps)
+        elif config.position_encoding == "t5":
+            self.relative_bias = nn.Parameter(torch.zeros(config.relative_attention_num_buckets, config.num_heads))
 
     def qkv(self, x, start: int = 0):
         """x [batch, length, hidden] -> [batch, length, 3, heads, dim], rotated if the encoding says so."""
@@ -118,6 +130,9 @@ class Attention(nn.Module):
             prior, weight = self.prior(distances.float()), temperature
         elif c.position_encoding == "alibi":
             prior = -alibi_slopes(c.num_heads)[:, None] * distances.float()
+        elif c.position_encoding == "t5":
+            buckets = t5_buckets(distances, c.relative_attention_num_buckets, c.relative_attention_max_distance)
+            prior = self.relative_bias[buckets].T
         elif c.position_encoding == "rope_local":
             prior = torch.where(distances > c.sliding_window, -1e30, 0.0).expand(c.num_heads, -1)
         return temperature / math.sqrt(c.head_dim), weight, prior
@@ -156,19 +171,20 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Parameter names are those of the checkpoint format."""
+    """Parameter names are those of the checkpoint format. flat_priors: every head starts with theta_beta = 0."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, flat_priors: bool = False):
         super().__init__()
         self.config = config
         heads, last = config.num_heads, config.num_layers - 1
         local, flat = torch.linspace(0.4, 1.0, heads), torch.zeros(heads)
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config, flat if i == last else local) for i in range(config.num_layers))
+        shapes = [flat if flat_priors or i == last else local for i in range(config.num_layers)]
+        self.layers = nn.ModuleList(Block(config, shape) for shape in shapes)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.output = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         for name, weight in self.named_parameters():
-            if weight.dim() == 2:
+            if weight.dim() == 2 and not name.endswith("relative_bias"):
                 std = 0.5 if name.startswith("tok_") else weight.shape[1] ** -0.5
                 if name.endswith(("wo.weight", "w2.weight")):
                     std /= math.sqrt(2 * config.num_layers)

@@ -46,6 +46,8 @@ def tokenizer_prompts() -> list[str]:
 class Tasks:
     """Draws examples of exactly `length` tokens. Deterministic for a given seed."""
 
+    chat_share = 0.25  # of the pass keys: asked as a chat turn
+
     def __init__(self, workdir: pathlib.Path, seed: int, split: str = "train"):
         self.sp = tok.load(workdir)
         self.rng = random.Random(seed)
@@ -132,6 +134,10 @@ class Tasks:
         else:
             fill = self.text(length) if kind < 0.65 else self.text_with_numbers(length)
             return fill, [0, length] + [i + 1 for i, t in enumerate(fill) if t == self.stop]
+        return self.repeated(units, length)
+
+    def repeated(self, units: list[list[int]], length: int) -> tuple[list[int], list[int]]:
+        """Units drawn at random, and the cuts between them."""
         fill, cuts = [], [0]
         while len(fill) < length:
             fill += self.rng.choice(units)
@@ -144,7 +150,7 @@ class Tasks:
         key = self.number(5)
         needle = self.sp.encode(NEEDLE.format(key=self.sp.decode(key).strip()))
         head = self.task if self.rng.random() < 0.7 else []
-        if self.rng.random() < 0.25:
+        if self.rng.random() < self.chat_share:
             begin, tail, answer = self.chat_frame(key)
         else:
             begin, tail, answer = ([tok.BOS] if self.rng.random() < 0.5 else []), self.question, key

@@ -1,16 +1,17 @@
 """Trains a small model of the family on one CPU core and writes its checkpoint folder.
 
     train.py --work WORKDIR --out checkpoints/demo                    the shipped demo model
-    train.py --work WORKDIR --out checkpoints/siblings --preset siblings    the comparison of encodings
+    train.py --work WORKDIR --out checkpoints/siblings --preset siblings    the shipped siblings
 
 Everything is determined by the seed and the number of steps. A run that is stopped continues where it was
-last saved; README.md has the whole recipe.
+last saved; README.md has the whole recipe. study.py compares all encodings with the same loop.
 """
 import argparse
 import dataclasses
 import json
 import pathlib
 import time
+from collections.abc import Callable
 
 import runtime  # noqa: F401  (first: it tunes the process before torch loads)
 
@@ -28,8 +29,6 @@ from evaluate import passkey_accuracy
 from model import ENCODINGS, Config, Model, locality_penalty
 from optimizer import Muon
 
-TOKENS_PER_STEP = 4096
-WARMUP_STEPS = 100
 ADAM_LR, PRIOR_LR = 4e-3, 8e-3  # of embeddings, head and norms; of the prior's shape and scale
 
 
@@ -50,12 +49,18 @@ SHARPEN = dict(passkey=0.35, recall=0.12, repetition=0.03, plain_text=0.50)
 
 @dataclasses.dataclass
 class Recipe:
-    """Learning rates rise over WARMUP_STEPS, stay, and fall linearly over the last decay_steps."""
+    """Learning rates rise over warmup_steps, stay, and fall linearly over the last decay_steps."""
 
     steps: int
     decay_steps: int
     locality: float  # weight of the locality penalty
     stages: tuple[Stage, ...]
+    warmup_steps: int = 100
+    tokens_per_step: int = 4096
+    lengths: tuple[int, ...] = (128, 256, 512)  # a quarter of the batches has a shorter one than its stage
+    flat_priors: bool = False  # every head starts with theta_beta = 0, not only those of the last layer
+    source: type = tasks.Tasks
+    adjust: Callable[[Model], None] | None = None  # what a variant changes in the new network
 
 
 DEMO = Recipe(
@@ -92,6 +97,7 @@ def arguments() -> argparse.Namespace:
     add("--preset", choices=("demo", "siblings"), default="demo")
     add("--position-encoding", choices=ENCODINGS, default="bam")
     add("--no-ssmax", action="store_true")
+    add("--no-locality-penalty", action="store_true", help="nothing shapes the priors of the lower layers")
     add("--hidden", type=int, default=160)
     add("--ffn", type=int, default=448)
     add("--layers", type=int, default=4)
@@ -107,9 +113,12 @@ class Run:
         torch.manual_seed(args.seed)
         self.args, self.recipe, self.out, self.name = args, recipe, out, name
         self.steps, self.step, self.seconds = recipe.steps, 0, 0.0
-        self.model = Model(config)
-        self.tasks = tasks.Tasks(args.work, args.seed)
-        self.valid = tasks.Tasks(args.work, 999, "valid")
+        self.curve: dict[int, list] = {}  # step -> what validate() measured there
+        self.model = Model(config, recipe.flat_priors)
+        if recipe.adjust:
+            recipe.adjust(self.model)
+        self.tasks = recipe.source(args.work, args.seed)
+        self.valid = recipe.source(args.work, 999, "valid")
         self.optimizers = self.make_optimizers()
         self.state_path = args.work / f"{name}.state"
         self.log_path = args.work / f"{name}.log"
@@ -122,7 +131,9 @@ class Run:
         for name, weight in self.model.named_parameters():
             if not weight.requires_grad:
                 continue
-            if weight.dim() == 4:
+            if name.endswith("relative_bias"):
+                groups["prior"].append(weight)
+            elif weight.dim() == 4:
                 groups["temperature" if name.endswith("seq_scale") else "prior"].append(weight)
             elif weight.dim() == 1:
                 groups["norm"].append(weight)
@@ -148,6 +159,7 @@ class Run:
             rng=self.tasks.rng.getstate(),
             step=self.step,
             seconds=self.seconds,
+            curve=self.curve,
         )
         partial = self.state_path.with_suffix(".tmp")
         torch.save(state, partial)
@@ -159,7 +171,7 @@ class Run:
         for optimizer, saved in zip(self.optimizers, state["optimizers"]):
             optimizer.load_state_dict(saved)
         self.tasks.rng.setstate(state["rng"])
-        self.step, self.seconds = state["step"], state["seconds"]
+        self.step, self.seconds, self.curve = state["step"], state["seconds"], state["curve"]
         self.log(f"continued at step {self.step}")
 
     def log(self, line: str) -> None:
@@ -172,8 +184,8 @@ class Run:
         stage = next(s for s in self.recipe.stages if self.step < s.until)
         length, self.tasks.near_miss_share = stage.length, stage.near_miss_share
         if self.tasks.rng.random() < 0.25:
-            length = self.tasks.rng.choice([n for n in (128, 256, 512) if n <= length])
-        tokens, weights = self.tasks.batch(TOKENS_PER_STEP // length, length + 1, stage.mix)
+            length = self.tasks.rng.choice([n for n in self.recipe.lengths if n <= length])
+        tokens, weights = self.tasks.batch(self.recipe.tokens_per_step // length, length + 1, stage.mix)
         weights[weights == tasks.W_ANSWER] = stage.answer_weight
         tokens, weights = torch.from_numpy(tokens), torch.from_numpy(weights)[:, 1:].reshape(-1)
         hidden = self.model.hidden(tokens[:, :-1])
@@ -188,7 +200,7 @@ class Run:
         (loss + self.recipe.locality * penalty).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         decay = (self.steps - self.step) / self.recipe.decay_steps
-        factor = max(0.01, min(1.0, (self.step + 1) / WARMUP_STEPS, decay))
+        factor = max(0.01, min(1.0, (self.step + 1) / self.recipe.warmup_steps, decay))
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = factor * (stage.temperature_lr if group.get("staged") else group["base_lr"])
@@ -216,6 +228,10 @@ class Run:
         self.model.train()
         return f"  valid text loss {loss:.3f}  passkey {', '.join(scores)}"
 
+    def export(self) -> None:
+        length = max(stage.length for stage in self.recipe.stages)
+        export.write_checkpoint(self.model, self.args.work, self.out, length)
+
     def heads(self) -> str:
         rows = []
         for block in self.model.layers:
@@ -236,16 +252,17 @@ class Run:
             start = time.monotonic()
             line = self.train_step()
             self.seconds += time.monotonic() - start
-            if self.step % 50 == 0 or self.step == self.steps:
+            save = self.step % 50 == 0 or self.step == self.steps
+            if save:
                 eta = (self.steps - self.step) * self.seconds / self.step / 60
                 self.log(f"step {self.step} {line}  {self.seconds:.0f} s, ETA {eta:.1f} min")
-                self.save()
             if self.step % self.args.eval_every == 0 and self.step < self.steps:
                 self.log(self.validate() + "\n" + self.heads())
+            if save:
+                self.save()
             if self.step % self.args.export_every == 0 and self.step < self.steps:
-                export.write_checkpoint(self.model, self.args.work, self.out)
-        # Also for a run that was stopped after its last save.
-        export.write_checkpoint(self.model, self.args.work, self.out)
+                self.export()
+        self.export()  # also for a run that was stopped after its last save
         self.log(self.validate() + "\n" + self.heads())
         self.log(f"{self.name}: done in {self.seconds / 60:.1f} min")
 
@@ -254,8 +271,9 @@ def prepare(work: pathlib.Path) -> None:
     work.mkdir(parents=True, exist_ok=True)
     if not (work / "train.txt").exists():
         corpus.build(work)
-    if not (work / "train.npy").exists():
+    if not (work / "tokenizer.model").exists():
         tokenizer.train(work, tasks.tokenizer_prompts())
+    if not (work / "train.npy").exists():
         tokenizer.encode_corpus(work)
 
 
@@ -279,7 +297,8 @@ def main() -> None:
         position_encoding=args.position_encoding,
         ssmax=not args.no_ssmax,
     )
-    Run(args, DEMO, config, args.out, args.out.name).run()
+    recipe = dataclasses.replace(DEMO, locality=0.0) if args.no_locality_penalty else DEMO
+    Run(args, recipe, config, args.out, args.out.name).run()
 
 
 if __name__ == "__main__":
