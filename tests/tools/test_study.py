@@ -38,7 +38,6 @@ from model import Model, t5_buckets
 
 TEXT = ("It was a fine morning, and nobody in the house had yet said a word about the letter. The window stood open. She "
         "went down to the river and came back again before the others were awake, and found the table laid for four.")
-SERVED = tuple(name for name in study.SIBLINGS if name != "t5-ssmax")  # `bam` does not load T5 yet
 SMALL = dataclasses.replace(
     study.STUDY,
     steps=120,
@@ -257,7 +256,7 @@ class Served(unittest.TestCase):
             work = workdir(folder)
             source = study_tasks.StudyTasks(work, 3)
             tokens = source.text(400) + source.passkey(312)[0]
-            for name in SERVED:
+            for name in study.SIBLINGS:
                 with self.subTest(name=name):
                     model = new_model(name)
                     for key, value in model.named_parameters():
@@ -296,6 +295,17 @@ class Tables(unittest.TestCase):
             (results / "a.csv").write_text(text)
             (results / "b.csv").write_text(text.replace("1,1,4", "1,0.9,4"))
             self.assertIn("| a | 300 | 1 | 4 |\n| b | not within the training | 0.9 | 4 |", study_tables.learning(results))
+
+
+class Shipped(unittest.TestCase):
+    def test_configs_say_what_the_study_says(self):
+        for name in study.SIBLINGS:
+            with self.subTest(name=name):
+                folder = REPO / "checkpoints" / "siblings" / name
+                self.assertEqual(json.loads((folder / "config.json").read_text()), export.config_json(study.sibling_config(name), 512))
+                curve = (TOOLS / "train_demo" / "curves" / f"{name}.csv").read_text().splitlines()
+                self.assertEqual(curve[0], ",".join(study.COLUMNS))
+                self.assertEqual(int(curve[-1].split(",")[0]), study.STUDY.steps)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ trap '[[ -z $server ]] || kill "$server" 2>/dev/null || true' EXIT
 
 # Starts a server for the checkpoint $1 and sets url.
 serve() {
-  local log=$results/serve.log
+  local log=$results/serve.$$.log
   "$bam" serve --model "$1" --port 0 --kv-memory 2GiB 2>"$log" &
   server=$!
   url=

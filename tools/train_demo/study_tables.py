@@ -15,7 +15,7 @@ def wilson(right: float, count: int, z: float = 1.96) -> tuple[float, float]:
     share = right / count
     middle = share + z * z / (2 * count)
     half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return (middle - half) / (1 + z * z / count), (middle + half) / (1 + z * z / count)
+    return max(0.0, middle - half) / (1 + z * z / count), (middle + half) / (1 + z * z / count)
 
 
 def cells(path: pathlib.Path) -> dict[int, list[float]]:
@@ -24,7 +24,7 @@ def cells(path: pathlib.Path) -> dict[int, list[float]]:
     if path.exists():
         for line in path.read_text().splitlines():
             entry = json.loads(line)
-            if entry["type"] == "result":
+            if entry["type"] == "result" and "score" in entry:  # a failed request has none and is asked again
                 scores[entry["length"]].append(entry["score"])
     return scores
 

@@ -1,10 +1,9 @@
 """Trains a small model of the family on one CPU core and writes its checkpoint folder.
 
-    train.py --work WORKDIR --out checkpoints/demo                    the shipped demo model
-    train.py --work WORKDIR --out checkpoints/siblings --preset siblings    the shipped siblings
+    train.py --work WORKDIR --out checkpoints/demo    the shipped demo model
 
 Everything is determined by the seed and the number of steps. A run that is stopped continues where it was
-last saved; README.md has the whole recipe. study.py compares all encodings with the same loop.
+last saved; README.md has the whole recipe. study.py trains the siblings with the same loop.
 """
 import argparse
 import dataclasses
@@ -76,25 +75,12 @@ DEMO = Recipe(
         Stage(1900, 512, 1e-3, 60, SHARPEN, near_miss_share=0.4),
     ),
 )
-SIBLING = Recipe(
-    steps=400,
-    decay_steps=200,
-    locality=0.0,
-    stages=(
-        Stage(150, 128, 4e-3, 30, LEARN_RETRIEVAL),
-        Stage(200, 256, 4e-3, 60, LEARN_RETRIEVAL),
-        Stage(400, 512, 1e-3, 60, SHARPEN),
-    ),
-)
-SIBLINGS = (("bam", True), ("rope", True), ("alibi", True), ("nope", True), ("bam", False))
-
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--work", type=pathlib.Path, required=True, help="folder for the corpus, tokenizer and run state")
     add("--out", type=pathlib.Path, required=True, help="checkpoint folder to write")
-    add("--preset", choices=("demo", "siblings"), default="demo")
     add("--position-encoding", choices=ENCODINGS, default="bam")
     add("--no-ssmax", action="store_true")
     add("--no-locality-penalty", action="store_true", help="nothing shapes the priors of the lower layers")
@@ -282,13 +268,6 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     prepare(args.work)
-    if args.preset == "siblings":
-        shape = dict(hidden_size=96, intermediate_size=192, num_layers=3, num_heads=3)
-        for encoding, ssmax in SIBLINGS:
-            name = encoding + ("-ssmax" if ssmax else "")
-            config = Config(position_encoding=encoding, ssmax=ssmax, **shape)
-            Run(args, SIBLING, config, args.out / name, name).run()
-        return
     config = Config(
         hidden_size=args.hidden,
         intermediate_size=args.ffn,
