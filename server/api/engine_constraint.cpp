@@ -11,6 +11,7 @@ class EngineConstraint final : public TokenConstraint {
   void allowed_tokens(std::span<uint32_t> allowed) override { position_->allowed_tokens(allowed); }
   void accept(int32_t token) override { position_->accept(token); }
   bool finished() const override { return position_->finished(); }
+  std::string_view failure() const override { return position_->failure(); }
   std::unique_ptr<TokenConstraint> clone_initial() const override {
     return std::make_unique<EngineConstraint>(position_->clone_initial());
   }

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <filesystem>
 #include <iostream>
+#include <random>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -88,6 +89,30 @@ void check_with(const Tokenizer& tokenizer) {
                                       bytes == "e]}" || bytes == "e ]" || bytes == "e\n");
     EXPECT_EQ(has(mask, id), continues) << tokenizer.piece(id);
   }
+}
+
+// The engine ends a request with these words: they have to come through.
+TEST(EngineConstraint, SaysWhyItGaveUp) {
+  const auto tokenizer = load_tokenizer(testing::fixtures_dir() / "tokenizer.model");
+  std::string pattern = "(x";  // counters that no two texts share
+  for (int i = 0; i < 250; ++i) pattern += fmt::format("|[abet]*{}[abet]{{{}}}", "abet"[i % 4], 20 + i % 200);
+  const auto regex =
+      compiled(compile_regex(pattern + ")", constraint_vocabulary(*tokenizer, {tokenizer->eos_id()})));
+  const auto constraint = engine_constraint(*regex)->clone_initial();
+  EXPECT_EQ(constraint->failure(), "");
+  std::mt19937 random(3);
+  std::vector<int32_t> allowed = {0};
+  for (int i = 0; i < 900 && !allowed.empty(); ++i) {
+    std::vector<uint32_t> mask((static_cast<size_t>(tokenizer->vocab_size()) + 31) / 32, 0);
+    constraint->allowed_tokens(mask);
+    allowed.clear();
+    for (int32_t token = 0; token < tokenizer->vocab_size(); ++token) {
+      if (has(mask, token) && token != tokenizer->eos_id()) allowed.push_back(token);
+    }
+    if (!allowed.empty()) constraint->accept(allowed[random() % allowed.size()]);
+  }
+  EXPECT_TRUE(allowed.empty());
+  EXPECT_NE(constraint->failure().find("too expensive"), std::string_view::npos) << constraint->failure();
 }
 
 TEST(ConstraintTokenizer, Fixture) {
