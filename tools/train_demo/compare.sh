@@ -50,7 +50,8 @@ ask() {
   done
   shift
   for length in "${asked[@]}"; do
-    "$bam" passkey --url "$url" --lengths "$length" --depths "$depths" --repeats "$repeats" --out "$out" --label "$label" "$@"
+    "$bam" passkey --url "$url" --lengths "$length" --depths "$depths" --repeats "$repeats" --out "$out" --label "$label" "$@" ||
+      exit 1  # a caller that asks "still alive?" switches set -e off
     hits=$(grep "\"length\":$length," "$out" | grep -vc '"score":0.0' || true)
     misses=$((hits > 0 ? 0 : misses + 1))
     [[ $misses -lt 2 ]] || return 1
