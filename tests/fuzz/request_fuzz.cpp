@@ -34,14 +34,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const bam::GenerationRequest& r = *request;
   namespace limits = bam::limits;
   require(r.prompts.size() <= limits::kPrompts && r.messages.size() <= limits::kMessages);
-  require(r.n >= 1 && r.n <= limits::kChoices && r.stop.size() <= limits::kStopStrings);
+  require(r.engine.n >= 1 && r.engine.n <= limits::kChoices && r.stop.size() <= limits::kStopStrings);
   for (const std::string& stop : r.stop) require(!stop.empty() && stop.size() <= limits::kStopStringBytes);
-  require(r.sampling.num_logprobs <= limits::kLogprobs && r.cache_salt.size() <= limits::kCacheSaltBytes);
-  require(std::isfinite(r.sampling.temperature) && r.sampling.temperature >= 0);
-  require(r.sampling.top_p >= 0 && r.sampling.top_p <= 1 && r.sampling.min_p >= 0 && r.sampling.min_p <= 1);
-  require(std::isfinite(r.sampling.repetition_penalty) && r.sampling.repetition_penalty > 0);
+  require(r.engine.sampling.num_logprobs <= limits::kLogprobs && r.engine.cache_salt.size() <= limits::kCacheSaltBytes);
+  require(std::isfinite(r.engine.sampling.temperature) && r.engine.sampling.temperature >= 0);
+  const bam::SamplingParams& sampling = r.engine.sampling;
+  require(sampling.top_p >= 0 && sampling.top_p <= 1 && sampling.min_p >= 0 && sampling.min_p <= 1);
+  require(std::isfinite(r.engine.sampling.repetition_penalty) && r.engine.sampling.repetition_penalty > 0);
   require(r.request_id.empty() || bam::is_valid_request_id(r.request_id));
   require(!r.max_tokens || (*r.max_tokens >= 0 && *r.max_tokens <= limits::kMaxTokens));
-  require(!r.timeout_s || (std::isfinite(*r.timeout_s) && *r.timeout_s > 0));
+  require(!r.engine.timeout || r.engine.timeout->count() > 0);
   return 0;
 }
