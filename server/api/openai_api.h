@@ -28,6 +28,10 @@ inline constexpr int64_t kLogprobEntries = 2'000'000;  // of one reply: some 200
 inline constexpr size_t kMessages = 4096;
 inline constexpr size_t kSchemaBytes = 64 * 1024;
 inline constexpr size_t kRegexBytes = 8 * 1024;
+inline constexpr size_t kGrammarBytes = 64 * 1024;
+inline constexpr size_t kAllowedTokenIds = 65'536;
+inline constexpr size_t kBadWords = 256;
+inline constexpr size_t kBadWordBytes = 1024;
 inline constexpr size_t kChoiceConstraints = 1024;
 inline constexpr size_t kChoiceConstraintBytes = 64 * 1024;
 inline constexpr size_t kRequestIdBytes = 128;
@@ -41,9 +45,9 @@ enum class ApiKind : uint8_t { kCompletion, kChat };
 using PromptInput = std::variant<std::string, std::vector<int32_t>>;
 
 struct ConstraintSpec {
-  enum class Kind : uint8_t { kNone, kJsonObject, kJsonSchema, kRegex, kChoice };
+  enum class Kind : uint8_t { kNone, kJsonObject, kJsonSchema, kRegex, kChoice, kGrammar };
   Kind kind = Kind::kNone;
-  std::string text;  // schema or pattern
+  std::string text;  // schema, pattern or grammar
   std::vector<std::string> choices;
   std::string param;  // the field it came from, for errors
 };
@@ -76,6 +80,8 @@ struct GenerationRequest {
   bool return_token_ids = false;
   bool return_progress = false;
   ConstraintSpec constraint;
+  std::vector<int32_t> allowed_token_ids;  // empty: all
+  std::vector<std::string> bad_words;
   std::string request_id;  // empty: none given
   std::optional<int64_t> truncate_prompt_tokens;  // -1: to what fits
   std::optional<bool> add_special_tokens;

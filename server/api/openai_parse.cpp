@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "server/api/constraint_fields.h"
 #include "server/api/openai_api.h"
 
 namespace bam {
@@ -126,103 +127,6 @@ void read_echo(FieldReader& in, GenerationRequest& out) {
   }
   if (out.stream && out.prompt_logprobs) {
     in.fail("prompt_logprobs", "'prompt_logprobs' is not available with 'stream': true.");
-  }
-}
-
-void set_constraint(FieldReader& in, GenerationRequest& out, ConstraintSpec spec) {
-  if (out.constraint.kind != ConstraintSpec::Kind::kNone) {
-    in.fail(spec.param, fmt::format("'{}' and '{}' cannot be combined: one constraint per request.",
-                                    out.constraint.param, spec.param));
-    return;
-  }
-  out.constraint = std::move(spec);
-}
-
-void read_json_constraint(FieldReader& in, const std::string& key, const std::string& param, const Json& schema,
-                          GenerationRequest& out) {
-  ConstraintSpec spec{.kind = ConstraintSpec::Kind::kJsonSchema, .param = param};
-  if (schema.is_string()) {
-    spec.text = schema.get<std::string>();  // vLLM also takes the schema as text
-  } else if (schema.is_object() || schema.is_boolean()) {
-    spec.text = schema.dump(-1, ' ', false, Json::error_handler_t::replace);
-  } else {
-    in.fail(key, fmt::format("'{}' must be a JSON schema.", param));
-    return;
-  }
-  if (spec.text.size() > limits::kSchemaBytes) {
-    in.fail(key, fmt::format("'{}' is larger than {} bytes.", param, limits::kSchemaBytes));
-    return;
-  }
-  set_constraint(in, out, std::move(spec));
-}
-
-void read_response_format(FieldReader& in, GenerationRequest& out) {
-  const Json* format = in.object("response_format");
-  if (!format) return;
-  FieldReader fields(*format, "response_format");
-  const std::string type = fields.text("type", 64).value_or("");
-  if (type == "json_object") {
-    set_constraint(fields, out, {.kind = ConstraintSpec::Kind::kJsonObject, .param = "response_format"});
-  } else if (type == "json_schema") {
-    const Json* wrapper = fields.object("json_schema");
-    const Json* schema = wrapper && wrapper->contains("schema") ? &(*wrapper)["schema"] : nullptr;
-    if (schema) {
-      read_json_constraint(fields, "json_schema", "response_format.json_schema.schema", *schema, out);
-    } else {
-      fields.fail("json_schema", "'response_format.json_schema.schema' is missing.");
-    }
-  } else if (type != "text") {
-    fields.fail("type", "'response_format.type' must be text, json_object or json_schema.");
-  }
-  in.adopt(fields);
-}
-
-void read_choice_constraint(FieldReader& in, const std::string& key, GenerationRequest& out) {
-  const Json* list = in.array(key, limits::kChoiceConstraints);
-  if (!list) return;
-  ConstraintSpec spec{.kind = ConstraintSpec::Kind::kChoice, .param = in.name_of(key)};
-  size_t bytes = 0;
-  for (const Json& entry : *list) {
-    if (!entry.is_string() || entry.get_ref<const std::string&>().empty()) {
-      in.fail(key, fmt::format("'{}' must be an array of non-empty strings.", spec.param));
-      return;
-    }
-    spec.choices.push_back(entry.get<std::string>());
-    bytes += spec.choices.back().size();
-  }
-  if (spec.choices.empty()) in.fail(key, fmt::format("'{}' is empty.", spec.param));
-  if (bytes > limits::kChoiceConstraintBytes) {
-    in.fail(key, fmt::format("'{}' has more than {} bytes of text.", spec.param, limits::kChoiceConstraintBytes));
-  }
-  set_constraint(in, out, std::move(spec));
-}
-
-void read_regex_constraint(FieldReader& in, const std::string& key, GenerationRequest& out) {
-  if (auto pattern = in.text(key, limits::kRegexBytes)) {
-    set_constraint(in, out,
-                   {.kind = ConstraintSpec::Kind::kRegex, .text = *std::move(pattern), .param = in.name_of(key)});
-  }
-}
-
-// Our own names (regex, choice), OpenAI's response_format and vLLM's old and new spellings.
-void read_constraints(FieldReader& in, GenerationRequest& out) {
-  read_response_format(in, out);
-  for (const char* key : {"regex", "guided_regex"}) read_regex_constraint(in, key, out);
-  for (const char* key : {"choice", "guided_choice"}) read_choice_constraint(in, key, out);
-  if (const Json* schema = in.raw("guided_json")) {
-    read_json_constraint(in, "guided_json", "guided_json", *schema, out);
-  }
-  if (const Json* nested = in.object("structured_outputs")) {
-    FieldReader fields(*nested, "structured_outputs");
-    read_regex_constraint(fields, "regex", out);
-    read_choice_constraint(fields, "choice", out);
-    if (const Json* schema = fields.raw("json")) {
-      read_json_constraint(fields, "json", "structured_outputs.json", *schema, out);
-    }
-    for (const std::string& key : fields.unread()) {
-      fields.fail("", fmt::format("'{}' is not supported; use regex, choice or json.", key));
-    }
-    in.adopt(fields);
   }
 }
 

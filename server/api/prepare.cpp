@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "server/api/engine_constraint.h"
+#include "server/api/token_filter.h"
 
 namespace bam {
 
@@ -13,9 +14,9 @@ namespace {
 std::optional<ApiError> check_model(const ServerContext& context, const GenerationRequest& request) {
   const auto& names = context.config.served_model_names;
   if (!request.model || std::find(names.begin(), names.end(), *request.model) != names.end()) return std::nullopt;
-  return ApiError::not_found(fmt::format("The model '{}' does not exist; this server has '{}'.",
-                                         request.model->substr(0, 200), names.front()),
-                             "model_not_found");
+  return ApiError::not_found(
+      fmt::format("The model '{}' does not exist; this server has '{}'.", request.model->substr(0, 200), names.front()),
+      "model_not_found");
 }
 
 std::optional<ApiError> check_priority(const ServerContext& context, const Caller& caller,
@@ -39,6 +40,9 @@ std::optional<ApiError> check_token_ids(const ServingModel& model, const Generat
   for (const int32_t id : request.engine.sampling.stop_token_ids) {
     if (outside(id)) return refuse("stop_token_ids", id);
   }
+  for (const int32_t id : request.allowed_token_ids) {
+    if (outside(id)) return refuse("allowed_token_ids", id);
+  }
   for (const PromptInput& prompt : request.prompts) {
     const auto* ids = std::get_if<std::vector<int32_t>>(&prompt);
     if (!ids) continue;
@@ -56,6 +60,7 @@ std::optional<ApiError> compile_constraint(const ServingModel& model, Generation
     switch (spec.kind) {
       case ConstraintSpec::Kind::kJsonSchema: return compile_json_schema(spec.text, vocabulary);
       case ConstraintSpec::Kind::kRegex: return compile_regex(spec.text, vocabulary);
+      case ConstraintSpec::Kind::kGrammar: return compile_grammar(spec.text, vocabulary);
       case ConstraintSpec::Kind::kChoice: return compile_choice(spec.choices, vocabulary);
       default: return compile_json_object(vocabulary);
     }
@@ -66,6 +71,15 @@ std::optional<ApiError> compile_constraint(const ServingModel& model, Generation
   request.engine.constraint = engine_constraint(**compiled);
   request.constraint = {};
   return std::nullopt;
+}
+
+void filter_tokens(const ServingModel& model, GenerationRequest& request) {
+  if (request.allowed_token_ids.empty() && request.bad_words.empty()) return;
+  TokenFilter filter{.allowed = std::move(request.allowed_token_ids)};
+  for (const std::string& word : request.bad_words) {
+    for (auto& tokens : spellings(model.tokenizer, word)) filter.bad_tokens.push_back(std::move(tokens));
+  }
+  request.engine.constraint = filtered_constraint(std::move(request.engine.constraint), std::move(filter));
 }
 
 const char* prompt_field(const GenerationRequest& request) {
@@ -120,9 +134,10 @@ std::optional<ApiError> check_reply_size(const ServingModel& model, const Genera
   }
   if (entries > limits::kLogprobEntries) {
     return ApiError::invalid(
-        fmt::format("The reply would have {} log-probabilities (n × tokens × (logprobs + 1), with echo and prompt_logprobs "
-                    "over the prompt as well); at most {} are allowed.",
-                    entries, limits::kLogprobEntries),
+        fmt::format(
+            "The reply would have {} log-probabilities (n × tokens × (logprobs + 1), with echo and prompt_logprobs "
+            "over the prompt as well); at most {} are allowed.",
+            entries, limits::kLogprobEntries),
         top > 0 ? "logprobs" : "prompt_logprobs");
   }
   if (text_bytes > limits::kEchoBytes) {
@@ -167,10 +182,10 @@ class Tokenising {
                                    " Use /v1/completions, or add a chat_template to tokenizer_config.json.",
                                "messages", "no_chat_template");
     }
-    auto rendered = model_.chat_template->render(
-        std::exchange(request_.messages, {}), {.bos_token = tokenizer.bos_token(),
-                                               .eos_token = tokenizer.eos_token(),
-                                               .add_generation_prompt = request_.add_generation_prompt});
+    auto rendered = model_.chat_template->render(std::exchange(request_.messages, {}),
+                                                 {.bos_token = tokenizer.bos_token(),
+                                                  .eos_token = tokenizer.eos_token(),
+                                                  .add_generation_prompt = request_.add_generation_prompt});
     if (!rendered) {
       return ApiError::invalid(std::string("The chat template refused the messages: ") + rendered.error().what(),
                                "messages");
@@ -232,6 +247,7 @@ ApiResult<std::vector<PreparedPrompt>> prepare_prompts(const ServerContext& cont
   if (auto error = check_priority(context, caller, request)) return *error;
   if (auto error = check_token_ids(model, request)) return *error;
   if (auto error = compile_constraint(model, request)) return *error;
+  filter_tokens(model, request);
   Tokenising tokenising(context, model, request, log_text);
   if (auto error = request.kind == ApiKind::kChat ? tokenising.chat() : tokenising.completions()) return *error;
   std::vector<PreparedPrompt> prompts = tokenising.take();

@@ -247,8 +247,10 @@ class LarkParser : GrammarScanner {
     std::u32string pattern;
     while (peek() != U'/') {
       if (at_end() || peek() == U'\n') fail("a pattern without its closing '/'");
-      if (peek() == U'\\' && peek(1) == U'/') ++pos_;
-      else if (peek() == U'\\') pattern.push_back(text_[pos_++]);
+      if (peek() == U'\\' && peek(1) == U'/')
+        ++pos_;
+      else if (peek() == U'\\')
+        pattern.push_back(text_[pos_++]);
       if (at_end()) fail("a pattern without its closing '/'");
       pattern.push_back(text_[pos_++]);
     }
@@ -260,7 +262,8 @@ class LarkParser : GrammarScanner {
       any_case = true;
     }
     // The complement of a class would have to be taken after its case was widened.
-    if (any_case && pattern.find(U"[^") != std::u32string::npos) fail("the flag i with a negated class is not supported");
+    if (any_case && pattern.find(U"[^") != std::u32string::npos)
+      fail("the flag i with a negated class is not supported");
     try {
       CodepointNfa nfa = compile_pattern(to_utf8(pattern), RegexMatch::kWhole);
       if (any_case) std::transform(nfa.sets.begin(), nfa.sets.end(), nfa.sets.begin(), both_cases);
@@ -300,6 +303,8 @@ class LarkParser : GrammarScanner {
 
 }  // namespace
 
-void build_lark(std::string_view text, AutomatonBuilder& out) { LarkParser(text).parse().build(LarkParser::kText, out); }
+void build_lark(std::string_view text, AutomatonBuilder& out) {
+  LarkParser(text).parse().build(LarkParser::kText, out);
+}
 
 }  // namespace bam::constraints

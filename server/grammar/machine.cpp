@@ -69,12 +69,14 @@ bool Machine::charge(Cursor& cursor, Work what) const {
   try {
     what(dfa);
   } catch (const LazyDfa::OutOfWork&) {
-    cursor.failure = step_left <= left ? fmt::format("the constraint is too expensive: more than {} automaton steps for "
-                                                     "one token",
-                                                     kMaxStepWork)
-                                       : fmt::format("the constraint is too expensive: more than {} automaton steps for "
-                                                     "{} tokens",
-                                                     total, cursor.num_tokens);
+    cursor.failure = step_left <= left ? fmt::format(
+                                             "the constraint is too expensive: more than {} automaton steps for "
+                                             "one token",
+                                             kMaxStepWork)
+                                       : fmt::format(
+                                             "the constraint is too expensive: more than {} automaton steps for "
+                                             "{} tokens",
+                                             total, cursor.num_tokens);
   }
   cursor.work += dfa.work() - before;
   cursor.step_work += dfa.work() - before;

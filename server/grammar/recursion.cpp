@@ -54,8 +54,10 @@ class RecursionResolver {
       beginnings_[rule].push_back(s);
       for (State to : in_.nodes()[s].epsilons) todo.push_back({rule, to});
       for (const auto& call : in_.nodes()[s].calls) {
-        if (nullable_[call.rule]) todo.push_back({rule, call.to});
-        else waiting[call.rule].push_back({rule, call.to});
+        if (nullable_[call.rule])
+          todo.push_back({rule, call.to});
+        else
+          waiting[call.rule].push_back({rule, call.to});
       }
       if (s != in_.end(rule)) continue;
       nullable_[rule] = true;

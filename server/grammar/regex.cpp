@@ -144,8 +144,10 @@ class RepeatSimplifier {
         RegexAst::Node some = node;
         some.children.clear();
         for (uint32_t part : node.children) {
-          if (const auto child = without_empty(part)) some.children.push_back(*child);
-          else if (ast_.nodes[part].kind != Kind::kEmpty) return std::nullopt;
+          if (const auto child = without_empty(part))
+            some.children.push_back(*child);
+          else if (ast_.nodes[part].kind != Kind::kEmpty)
+            return std::nullopt;
         }
         if (some.children.empty()) return std::nullopt;
         return ast_.add(std::move(some));

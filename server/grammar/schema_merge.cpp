@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <vector>
+#include <utility>
 
 #include "base/error.h"
 
@@ -18,7 +18,9 @@ constexpr std::array<std::string_view, 22> kAnnotations = {"title",         "des
                                                            "contentSchema", "externalDocs", "xml",
                                                            "discriminator"};
 constexpr int kMaxRefChain = 32;
-constexpr size_t kMaxWork = 1'000'000;  // JSON values looked at
+// JSON values looked at or copied, and every so many bytes of their texts: a value may be as large as the schema.
+constexpr size_t kMaxWork = 1'000'000;
+constexpr size_t kBytesPerWork = 16;
 
 bool contains(const Json& array, const Json& value) {
   return std::find(array.begin(), array.end(), value) != array.end();
@@ -101,12 +103,22 @@ Json merge_keyword(const std::string& key, const Json& a, const Json& b) {
   throw Error("cannot merge two different values of \"{}\"", key);
 }
 
-size_t count_values(const Json& value) {
-  size_t count = 1;
-  if (value.is_structured()) {
-    for (const Json& child : value) count += count_values(child);
+size_t copy_work(const Json& value) {
+  size_t work = 1;
+  if (value.is_string()) work += value.get_ref<const std::string&>().size() / kBytesPerWork;
+  if (value.is_array()) {
+    for (const Json& child : value) work += copy_work(child);
   }
-  return count;
+  if (value.is_object()) {
+    for (const auto& [key, child] : value.items()) work += key.size() / kBytesPerWork + copy_work(child);
+  }
+  return work;
+}
+
+// Each of one side is compared with each of the other.
+size_t product_work(const Json& a, const Json& b, const char* keyword) {
+  if (!a.contains(keyword) || !b.contains(keyword)) return 0;
+  return a[keyword].size() * b[keyword].size() / 64;
 }
 
 }  // namespace
@@ -125,31 +137,34 @@ Json assertions_without(const Json& schema, std::string_view keyword) {
 
 Json SchemaMerger::flatten(const Json& schema, int depth) {
   if (depth > kMaxRefChain) throw Error("a reference that refers to itself directly");
-  work_ += count_values(schema);
+  work_ += copy_work(schema);
   if (work_ > kMaxWork) throw Error("too many references and alternatives to combine");
   if (!schema.is_object()) return schema;
-  Json out = assertions_without(schema, "");
-  std::vector<Json> parts;
-  if (const auto ref = out.find("$ref"); ref != out.end() && ref->is_string()) {
-    parts.push_back(resolve_(ref->get<std::string>()));
-    out.erase("$ref");
+  // In the order of the text: where properties come from several places they are written in it.
+  Json out = Json::object(), own = Json::object();
+  const auto add = [&](const Json& part) {
+    if (!own.empty()) out = merge_flat(out, std::exchange(own, Json::object()));
+    out = merge_flat(out, flatten(part, depth + 1));
+  };
+  for (const auto& [key, value] : schema.items()) {
+    if (is_annotation(key)) continue;
+    if (key == "$ref" && value.is_string()) {
+      add(resolve_(value.get<std::string>()));
+    } else if (key == "allOf" && value.is_array()) {
+      for (const Json& part : value) add(part);
+    } else {
+      own[key] = value;
+    }
   }
-  if (const auto all = out.find("allOf"); all != out.end() && all->is_array()) {
-    parts.insert(parts.end(), all->begin(), all->end());
-    out.erase("allOf");
-  }
-  for (const Json& part : parts) out = merge_flat(out, flatten(part, depth + 1));
-  return out;
+  return own.empty() ? out : merge_flat(out, own);
 }
 
 Json SchemaMerger::merge_flat(const Json& a, const Json& b) {
-  work_ += count_values(a) + count_values(b);
+  work_ += copy_work(a) + copy_work(b);
   if (a == false || b == false) return false;
   if (!a.is_object()) return b;
   if (!b.is_object()) return a;
-  // Looking for each of one side's properties on the other side.
-  const auto num_properties = [](const Json& s) { return s.contains("properties") ? s["properties"].size() : 0; };
-  work_ += num_properties(a) * num_properties(b) / 64;
+  for (const char* keyword : {"properties", "enum", "required"}) work_ += product_work(a, b, keyword);
   if (work_ > kMaxWork) throw Error("too many references and alternatives to combine");
   check_closed_objects(a, b);
   Json out = a;

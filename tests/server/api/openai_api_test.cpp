@@ -179,7 +179,13 @@ TEST(ParseCompletion, Constraints) {
         R"({"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"schema": 5}}})",
         R"({"prompt": "x", "response_format": "json"})", R"({"prompt": "x", "choice": []})",
         R"({"prompt": "x", "choice": [""]})", R"({"prompt": "x", "choice": "a"})", R"({"prompt": "x", "regex": 5})",
-        R"({"prompt": "x", "structured_outputs": {"grammar": "x"}})"}) {
+        R"({"prompt": "x", "structured_outputs": {"grammar": 1}})",
+        R"({"prompt": "x", "structured_outputs": {"structural_tag": "x"}})", R"({"prompt": "x", "structural_tag": {}})",
+        R"({"prompt": "x", "structured_outputs": {"whitespace_pattern": " "}})",
+        R"({"prompt": "x", "guided_whitespace_pattern": " "})", R"({"prompt": "x", "grammar": "a", "guided_grammar": "b"})",
+        R"({"prompt": "x", "grammar_lazy": true})", R"({"prompt": "x", "allowed_token_ids": []})",
+        R"({"prompt": "x", "allowed_token_ids": ["a"]})", R"({"prompt": "x", "bad_words": [""]})",
+        R"({"prompt": "x", "bad_words": "a"})", R"({"prompt": "x", "response_format": {"type": "text", "regex": "a"}})"}) {
     const auto result = parse(text);
     ASSERT_FALSE(result.ok()) << text;
     EXPECT_EQ(result.error().status, 400);

@@ -34,8 +34,10 @@ Model random_model(std::mt19937& random) {
     for (auto& alternative : rule) {
       alternative.resize(random() % 4);
       for (auto& symbol : alternative) {
-        if (random() % 2) symbol.rule = static_cast<int>(random() % model.rules.size());
-        else for (size_t n = 1 + random() % 2; symbol.text.size() < n;) symbol.text += "abc"[random() % 3];
+        if (random() % 2)
+          symbol.rule = static_cast<int>(random() % model.rules.size());
+        else
+          for (size_t n = 1 + random() % 2; symbol.text.size() < n;) symbol.text += "abc"[random() % 3];
         if (random() % 5 == 0) symbol.repeat = "?*+"[random() % 3];
       }
     }
@@ -50,9 +52,12 @@ std::string written(const Model& model, bool gbnf) {
     for (size_t a = 0; a < model.rules[r].size(); ++a) {
       if (a > 0) out += " | ";
       for (const auto& symbol : model.rules[r][a]) {
-        if (symbol.rule == 0) out += gbnf ? "root" : "start";
-        else if (symbol.rule > 0) out += "r" + std::to_string(symbol.rule);
-        else out += "\"" + symbol.text + "\"";
+        if (symbol.rule == 0)
+          out += gbnf ? "root" : "start";
+        else if (symbol.rule > 0)
+          out += "r" + std::to_string(symbol.rule);
+        else
+          out += "\"" + symbol.text + "\"";
         if (symbol.repeat) out += symbol.repeat;
         out += " ";
       }

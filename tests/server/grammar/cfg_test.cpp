@@ -36,7 +36,9 @@ TEST(Gbnf, Syntax) {
       {R"(root ::= "yes" | "no")", {"yes", "no"}, {"", "y", "yesno", "Yes"}},
       {"# a comment\nroot ::= a b # another\na ::= \"x\"\n\nb::=[0-9]+", {"x1", "x42"}, {"x", "1"}},
       {R"(root ::= [a-c]* [^a-z\n] .)", {"1\n", "abc-z", "Zé", "漢字"}, {"", "a", "ab", "\n1"}},
-      {R"(root ::= "\"" "\\" "\n\t" "\x41\u00e9\U0001F600" [\]\-\\])", {"\"\\\n\tAé😀]", "\"\\\n\tAé😀-"}, {"\"\\\n\tAé😀x"}},
+      {R"(root ::= "\"" "\\" "\n\t" "\x41\u00e9\U0001F600" [\]\-\\])",
+       {"\"\\\n\tAé😀]", "\"\\\n\tAé😀-"},
+       {"\"\\\n\tAé😀x"}},
       {"root ::= \"a\"{2} \"b\"{1,} \"c\"{,2} \"d\"{1,2}", {"aabd", "aabbbccdd"}, {"abd", "aad", "aabcccd", "aabddd"}},
       {"root ::= (\"a\" |\n \"b\" | )\n  \"c\"\n  | d-e_2\nd-e_2 ::= \"d\"", {"ac", "bc", "c", "d"}, {"ab", "cd", ""}},
       {"root ::= item (\",\" root)?\nitem ::= [0-9]", {"1", "1,2,3,4,5,6,7,8,9"}, {"1,", ",1", "12"}},
@@ -56,7 +58,9 @@ TEST(Gbnf, RecursionOfEveryKind) {
        {"a", "bx", "cyx", "azyx", "azyxzyx", "bxzyx"},
        {"", "b", "ax", "zyx", "azy"}},
       // hidden behind what may be empty
-      {"root ::= e root \"x\" | \"y\"\ne ::= \"e\" | ", {"y", "yx", "yxxx", "eyx", "eeyxx", "eyxx"}, {"", "x", "ey", "eeyx"}},
+      {"root ::= e root \"x\" | \"y\"\ne ::= \"e\" | ",
+       {"y", "yx", "yxxx", "eyx", "eeyxx", "eyxx"},
+       {"", "x", "ey", "eeyx"}},
       // in the middle and on the right
       {"root ::= \"(\" root \")\" root |", {"", "()", "(())()", "((()())())"}, {"(", ")", "(()", "())"}},
       {"root ::= \"a\" root | \"b\"", {"b", std::string(2000, 'a') + "b"}, {"a", "ba"}},
@@ -114,8 +118,8 @@ TEST(Gbnf, ErrorsNameTheLine) {
   for (const auto& [text, message] : cases) {
     const auto result = compile_grammar(text, TestVocabulary::usual().vocabulary);
     ASSERT_FALSE(result.ok()) << text.substr(0, 100);
-    EXPECT_NE(std::string(result.error().what()).find(message), std::string::npos)
-        << text.substr(0, 100) << "\n" << result.error().what();
+    EXPECT_NE(std::string(result.error().what()).find(message), std::string::npos) << text.substr(0, 100) << "\n"
+                                                                                   << result.error().what();
   }
 }
 
@@ -128,7 +132,8 @@ TEST(Lark, Syntax) {
        {"123", "+", "1+"}},
       {"start: item~3\nitem.2: (\"a\" |\n  \"b\")\n", {"aba", "bbb"}, {"ab", "abab"}},
       {"start: \"a\" \"b\"*\n%ignore \" \"\n%ignore /,+/", {"a", " a b ,,b ", "abb"}, {"b", "a;b"}},
-      {"start: SIGNED_INT (\",\" ESCAPED_STRING)*\n%import common.SIGNED_INT\n%import common (ESCAPED_STRING, WS -> SPACE)\n"
+      {"start: SIGNED_INT (\",\" ESCAPED_STRING)*\n%import common.SIGNED_INT\n%import common (ESCAPED_STRING, WS -> "
+       "SPACE)\n"
        "%ignore SPACE",
        {"-12", "3, \"a\\\"b\" ,\"\""},
        {"", "1,", "1.5"}},
@@ -160,14 +165,16 @@ TEST(Lark, ErrorsNameTheLine) {
   for (const auto& [text, message] : cases) {
     const auto result = compile_grammar(text, TestVocabulary::usual().vocabulary);
     ASSERT_FALSE(result.ok()) << text;
-    EXPECT_NE(std::string(result.error().what()).find(message), std::string::npos) << text << "\n" << result.error().what();
+    EXPECT_NE(std::string(result.error().what()).find(message), std::string::npos) << text << "\n"
+                                                                                   << result.error().what();
   }
 }
 
 // Ambiguity that multiplies with every level ends in an error, when it is compiled or when it is followed.
 TEST(Grammar, HostileOnesEndWithinTheirBudget) {
   std::string tower = "root ::= r0\n";
-  for (int i = 0; i < 60; ++i) tower += fmt::format("r{} ::= r{} \"x\" | r{} \"y\" | r{} \"z\"\n", i, i + 1, i + 1, i + 1);
+  for (int i = 0; i < 60; ++i)
+    tower += fmt::format("r{} ::= r{} \"x\" | r{} \"y\" | r{} \"z\"\n", i, i + 1, i + 1, i + 1);
   tower += "r60 ::= \"a\"\n";
   std::string cycle = "root ::= r0\n";
   for (int i = 0; i < 900; ++i) cycle += fmt::format("r{} ::= r{} \"x\" | [a-c] | \"q{}\"\n", i, (i + 1) % 900, i);

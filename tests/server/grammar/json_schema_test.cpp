@@ -340,6 +340,48 @@ TEST(JsonSchema, HostileSchemasEndInAnError) {
   }() + R"({"type":"null"}]})"));
 }
 
+// A value counts by its size: 20,000 branches beside one large text are 2 GB of copies.
+TEST(JsonSchema, MergingIsCountedInBytes) {
+  std::string branches = "{}";
+  for (int i = 0; i < 20'000; ++i) branches += ",{}";
+  const auto result =
+      compile_json_schema("{\"const\":\"" + std::string(100'000, 'x') + "\",\"anyOf\":[" + branches + "]}",
+                          TestVocabulary::usual().vocabulary);
+  ASSERT_FALSE(result.ok());
+  EXPECT_NE(std::string(result.error().what()).find("too many references"), std::string::npos) << result.error().what();
+}
+
+// Think first, then answer: properties are written in the order of the schema's text, wherever they come from.
+TEST(JsonSchema, PropertiesKeepTheirOrder) {
+  const std::vector<Case> cases = {
+      {R"({"type":"object","properties":{"thought":{"type":"string"},"answer":{"type":"integer"}},
+           "required":["answer","thought"]})",
+       {R"({"thought":"a","answer":1})"},
+       {R"({"answer":1,"thought":"a"})"}},
+      {R"({"type":"object","properties":{"z":{"type":"object","properties":{"y":{"type":"null"},"x":{"type":"null"}},
+           "required":["x","y"]},"a":{"type":"null"}},"required":["a","z"]})",
+       {R"({"z":{"y":null,"x":null},"a":null})"},
+       {R"({"a":null,"z":{"y":null,"x":null}})", R"({"z":{"x":null,"y":null},"a":null})"}},
+      {R"({"$ref":"#/$defs/step","$defs":{"step":{"type":"object","properties":{"why":{"type":"null"},"do":{"type":"null"}},
+           "required":["why","do"]}}})",
+       {R"({"why":null,"do":null})"},
+       {R"({"do":null,"why":null})"}},
+      {R"({"allOf":[{"$ref":"#/$defs/base"},{"properties":{"m":{"type":"null"}},"required":["m"]}],
+           "properties":{"a":{"type":"null"}},"required":["a"],
+           "$defs":{"base":{"type":"object","properties":{"z":{"type":"null"}},"required":["z"]}}})",
+       {R"({"z":null,"m":null,"a":null})"},
+       {R"({"a":null,"z":null,"m":null})", R"({"a":null,"m":null,"z":null})"}},
+      {R"({"properties":{"z":{"type":"null"}},"required":["z","a"],"allOf":[{"properties":{"a":{"type":"null"}}}]})",
+       {R"({"z":null,"a":null})"},
+       {R"({"a":null,"z":null})"}},
+  };
+  for (const auto& c : cases) {
+    const auto constraint = schema(c.schema);
+    for (const auto& text : c.valid) EXPECT_TRUE(accepts(*constraint, text)) << c.schema << "\n" << text;
+    for (const auto& text : c.invalid) EXPECT_FALSE(accepts(*constraint, text)) << c.schema << "\n" << text;
+  }
+}
+
 TEST(JsonSchema, DepthLimitOfRecursionHasNoDeadEnd) {
   const auto constraint = schema(
       R"({"$defs":{"t":{"type":"object","properties":{"k":{"type":"array","items":{"$ref":"#/$defs/t"},"maxItems":2},

@@ -1,0 +1,11 @@
+#pragma once
+
+#include "server/api/openai_api.h"
+
+namespace bam {
+
+// Every field with which OpenAI's, vLLM's, SGLang's and llama.cpp's clients restrict the output. What cannot be honoured
+// is refused by name, never dropped.
+void read_constraints(FieldReader& in, GenerationRequest& out);
+
+}  // namespace bam
