@@ -42,7 +42,7 @@ test: ## set up, build, run all tests (TEST_JOBS=N, ARGS="-R name")
 quick: setup ## build and run the unit tests of what changed (BASE=main: since then)
 	@scripts/quick.py $(BASE)
 
-sanitize: ## ASan and UBSan over unit and HTTP suites, TSan over engine and server (about an hour on two cores)
+sanitize: ## ASan and UBSan over unit and HTTP suites, TSan over engine and server
 	@scripts/setup.sh --tests
 	@scripts/sanitize.sh
 

@@ -8,7 +8,7 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")
-# Sanitizers: at -O2 GCC compiles the instrumented tree for twice as long, and the tests run hardly faster.
+# Sanitizers: instrumented code is slow to compile at -O2.
 if(BAM_SANITIZE)
   set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g1")
 endif()
