@@ -17,7 +17,7 @@ void require(bool condition) {
 }
 
 std::vector<std::string> read_events(std::string_view bytes, uint32_t cut) {
-  bam::bench::SseParser parser;
+  bam::client::SseParser parser;
   std::vector<std::string> events;
   const auto keep = [&](std::string_view data) { events.emplace_back(data); };
   while (!bytes.empty()) {
