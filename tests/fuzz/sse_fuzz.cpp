@@ -1,4 +1,4 @@
-// The stream's writer against the bench client's reader. The first byte chooses: 0 bytes from any server go through the
+// The stream's writer against our client's reader. The first byte chooses: 0 bytes from any server go through the
 // parser, cut in two ways; else the bytes are tokens, written as events, cut, and read back: the same text, each event
 // one whole JSON.
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "app/client/sse_parser.h"
+#include "base/utf8.h"
 #include "server/api/openai_reply.h"
 
 namespace {
@@ -48,7 +49,7 @@ void write_and_read(const uint8_t* data, size_t size) {
   if (flags & 4) {  // a stop string of bytes that the input chooses
     const size_t length = std::min<size_t>(1 + data[1] % 8, size - position);
     const std::string stop(reinterpret_cast<const char*>(data) + position, length);
-    if (!stop.empty()) decode.stop.push_back(stop);
+    if (!stop.empty() && bam::is_valid_utf8(stop)) decode.stop.push_back(stop);  // as JSON guarantees
     position += length;
   }
   decode.include_stop_str = (flags & 8) != 0;
