@@ -83,41 +83,62 @@ TempDir* FlowTest::dir_ = nullptr;
 
 TEST_F(FlowTest, StopEndsOneChoiceAtOnceAndCountsAsAStop) {
   start();
-  Request request = endless("a", 400);
+  Request request = endless("a");
   request.n = 3;
   request.sampling.temperature = 1.0f;
   request.sampling.seed = 3;
   auto sink = submit(request);
   sink->wait_for([](const Outcome& o) { return o.choices[1].tokens.size() >= 5; });
   EXPECT_TRUE(engine_->stop("a", 1));
+  sink->wait_for([](const Outcome& o) { return o.choices[1].finished; });
+  const size_t then = sink->peek().choices[0].tokens.size();
+  sink->wait_for(
+      [&](const Outcome& o) { return std::min(o.choices[0].tokens.size(), o.choices[2].tokens.size()) >= then + 20; });
+  EXPECT_TRUE(engine_->stop("a", 0));
+  EXPECT_TRUE(engine_->cancel("a"));
   const Outcome o = sink->wait();
   EXPECT_TRUE(o.in_order);
   EXPECT_EQ(o.choices[1].finish.reason, FinishReason::kStop);
   EXPECT_EQ(o.choices[1].finish.stop_token, -1);
-  EXPECT_LT(o.choices[1].tokens.size(), 400u) << "it was stopped while the others went on";
   EXPECT_EQ(o.choices[1].finish.generated_tokens, static_cast<int64_t>(o.choices[1].tokens.size()));
-  for (const size_t other : {0, 2}) {
-    EXPECT_EQ(o.choices[other].finish.reason, FinishReason::kLength);
-    EXPECT_EQ(o.choices[other].tokens.size(), 400u);
-  }
-  EXPECT_EQ(finished(FinishReason::kStop), 1u);
-  EXPECT_EQ(finished(FinishReason::kCancelled), 0u);
+  EXPECT_LT(o.choices[1].tokens.size(), o.choices[2].tokens.size()) << "it was stopped while the others went on";
+  EXPECT_EQ(o.choices[0].finish.reason, FinishReason::kStop);
+  EXPECT_EQ(o.choices[2].finish.reason, FinishReason::kCancelled);
+  EXPECT_EQ(finished(FinishReason::kStop), 2u);
+  EXPECT_EQ(finished(FinishReason::kCancelled), 1u);
   EXPECT_FALSE(engine_->stop("a", 0)) << "it is over";
 }
 
 TEST_F(FlowTest, StoppingWhatIsNotThereDoesNothing) {
   start();
-  Request request = endless("a", 300);
+  Request request = endless("a");
   request.n = 2;
   auto sink = submit(request);
-  EXPECT_TRUE(engine_->stop("a", 0)) << "nothing of it is generated yet: no text can have ended";
   sink->wait_for([](const Outcome& o) { return !o.choices[0].tokens.empty(); });
-  engine_->stop("a", -1), engine_->stop("a", 2), engine_->stop("b", 0);
+  EXPECT_FALSE(engine_->stop("b", 0));
+  engine_->stop("a", -1), engine_->stop("a", 2);
   engine_->stop("a", 1), engine_->stop("a", 1);
+  engine_->cancel("a");
   const Outcome o = sink->wait();
   EXPECT_TRUE(o.in_order);
-  EXPECT_EQ(o.choices[0].tokens.size(), 300u);
+  EXPECT_EQ(o.choices[0].finish.reason, FinishReason::kCancelled);
   EXPECT_EQ(o.choices[1].finish.reason, FinishReason::kStop);
+}
+
+// Before the prompt is read there is no text that could have ended.
+TEST_F(FlowTest, AStopThatComesTooEarlyDoesNothing) {
+  EngineConfig config = small_config();
+  config.max_num_seqs = 1;
+  start(config);
+  auto first = submit(endless("first"));
+  first->wait_for([](const Outcome& o) { return !o.choices[0].tokens.empty(); });
+  Request waiting = endless("waiting", 30);
+  waiting.n = 2;
+  auto sink = submit(waiting);
+  EXPECT_TRUE(engine_->stop("waiting", 0));
+  engine_->cancel("first");
+  const Outcome o = sink->wait();
+  for (const auto& choice : o.choices) EXPECT_EQ(choice.tokens.size(), 30u);
 }
 
 TEST_F(FlowTest, APausedRequestRestsUntilItIsResumedAndWritesTheSameText) {
