@@ -125,7 +125,9 @@ std::optional<ApiError> check_reply_size(const ServingModel& model, const Genera
   const int64_t n = request.engine.n;
   const int64_t top = request.wants_logprobs() ? 1 + request.engine.sampling.num_logprobs : 0;
   const int64_t prompt_top = request.prompt_logprobs ? 1 + *request.prompt_logprobs : 0;
-  const int64_t generated = std::min(request.max_tokens.value_or(0), model.engine.config().max_model_len);
+  // A stream holds nothing of what it generates: its reader sets the pace.
+  const int64_t generated =
+      request.stream ? 0 : std::min(request.max_tokens.value_or(0), model.engine.config().max_model_len);
   int64_t entries = 0, text_bytes = 0;
   for (const PreparedPrompt& prompt : prompts) {
     const auto length = static_cast<int64_t>(prompt.ids.size());
