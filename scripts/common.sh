@@ -10,7 +10,8 @@ ninja_progress() { grep -aoE '^\[[0-9]+/[0-9]+\]' "$1" 2>/dev/null | tail -n 1; 
 # heartbeat LOG: a sign of life every 20 s until it is terminated.
 heartbeat() {
   local start=$SECONDS nap
-  trap 'kill "$nap" 2>/dev/null; exit 0' TERM
+  # By jobs, not by $nap: the signal may come between the start of a nap and its assignment.
+  trap 'kill $(jobs -p) 2>/dev/null; exit 0' TERM
   while true; do
     sleep 20 &
     nap=$!
