@@ -8,7 +8,9 @@ from pathlib import Path
 
 from repo_files import CODE_SUFFIXES, SCRIPT_SUFFIXES, finish, read_text, repo_files, root_from_arguments
 
-MAX_LINES = 600
+MAX_LINES = 500
+# Files that grew past it and wait for a cut that makes sense. They may shrink, not grow; no other joins them.
+TOO_LONG = {"engine/engine.cpp": 532, "engine/engine_core.cpp": 596, "server/api/completions.cpp": 513}
 MAX_BYTES = 4_000_000
 # Model weights and tokenizers are large by nature.
 LARGE_BY_NATURE = {".safetensors", ".model", ".spm"}
@@ -30,8 +32,9 @@ def problems_of(root: Path, path: Path) -> list[str]:
     if text is None:
         return found
     lines = text.splitlines()
-    if path.suffix in CODE_SUFFIXES | SCRIPT_SUFFIXES and len(lines) > MAX_LINES:
-        found.append(f"{path}: {len(lines)} lines, more than {MAX_LINES}: split it")
+    most = TOO_LONG.get(path.as_posix(), MAX_LINES)
+    if path.suffix in CODE_SUFFIXES | SCRIPT_SUFFIXES and len(lines) > most:
+        found.append(f"{path}: {len(lines)} lines, more than {most}: split it")
     for number, line in enumerate(lines, 1):
         if path.suffix != ".md" and UNFINISHED.search(line):
             found.append(f"{path}:{number}: unfinished: {line.strip()[:80]}")
@@ -52,7 +55,7 @@ SELF_TEST = [
     ("later.cpp", "int x;  // TO" + "DO: y\n", "later.cpp:1: unfinished"),
     ("home.py", "\nopen('/home/" + "anna/x')\n", "home.py:2: a path of one machine"),
     ("scratch.sh", "cp x /tmp/" + "mine/\n", "scratch.sh:1: a path of one machine"),
-    ("long.h", "//\n" * (MAX_LINES + 1), "more than 600"),
+    ("long.h", "//\n" * (MAX_LINES + 1), "more than 500"),
     ("end.cpp", "int x;", "no newline"),
     ("data.bin", "\0" * (MAX_BYTES + 1), "meant to be here"),
     ("weights.safetensors", "\0" * (MAX_BYTES + 1), None),
