@@ -1,0 +1,83 @@
+// How the ranks of one server talk: ordered, reliable messages between any two ranks of a group. A group lives until one of
+// its ranks is lost; then it is of no use to any rank, and a new one is formed under a new epoch.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace bam {
+
+// A rank is dead, stuck or cut off, or says itself that it gives up. Nothing can be sent to or received from anybody in this
+// group any more.
+class PeerLost : public Error {
+ public:
+  PeerLost(int rank, const std::string& what) : Error("rank {} is lost: {}", rank, what), rank_(rank) {}
+  int rank() const { return rank_; }  // -1: not known which one
+
+ private:
+  int rank_;
+};
+
+// Streams of messages between two ranks; each is in order, they do not wait for each other.
+enum class Channel : uint8_t { kPlan, kActivations, kDone };
+inline constexpr int kNumChannels = 3;
+
+// Thread rules: one thread at a time per (direction, peer, channel); different ones may be used from different threads at
+// once. Liveness is watched by the transport itself (a rank that computes for long is not lost, one that is stopped or cut
+// off is, within the deadline).
+class Transport {
+ public:
+  virtual ~Transport() = default;  // leaves the group: the others see this rank as lost
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual std::string description() const = 0;  // "gloo over tcp"
+
+  // Returns when `message` may be reused. Takes memory for what the receiver has not taken yet: who sends without limit
+  // needs credits of its own. Throws PeerLost.
+  virtual void send(int to, Channel channel, std::span<const std::byte> message) = 0;
+  // The next message into `message` (its memory is reused). False: none came within `timeout`, which changes nothing.
+  // Throws PeerLost, but not before messages that had arrived were taken.
+  virtual bool receive(int from, Channel channel, std::vector<std::byte>& message,
+                       std::chrono::milliseconds timeout) = 0;
+  // Gives up this group, on this rank at once (calls that wait end with PeerLost) and on the others as soon as they hear of
+  // it. May be called from any thread.
+  virtual void abort(const std::string& why) noexcept = 0;
+};
+
+struct TransportOptions {
+  int rank = 0;
+  int size = 1;
+  std::string rendezvous;  // where the ranks find each other: "file:DIR"
+  uint64_t epoch = 1;      // ranks of different epochs never meet
+  std::chrono::milliseconds deadline{5000};        // silence after which a rank is lost
+  std::chrono::milliseconds join_timeout{120000};  // all ranks must be there by then
+};
+
+// "gloo" or "mpi": plugins, loaded when they are asked for. Throws Error if there is no such plugin or the ranks do not come
+// together in time.
+std::unique_ptr<Transport> make_transport(const std::string& name, const TransportOptions& options);
+
+// All ranks of a group in this process, by rank: queues between threads.
+std::vector<std::unique_ptr<Transport>> make_local_group(int size);
+
+// Forms the group again and again: at start and after every loss.
+class GroupSource {
+ public:
+  virtual ~GroupSource() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  // Waits until all ranks have come together, at most `timeout`; null: they did not. `epoch` is the group's number, the same
+  // on all ranks and larger than that of every group before.
+  virtual std::unique_ptr<Transport> form(std::chrono::milliseconds timeout, uint64_t& epoch) = 0;
+};
+
+}  // namespace bam
