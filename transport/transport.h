@@ -53,23 +53,10 @@ class Transport {
   virtual void abort(const std::string& why) noexcept = 0;
 };
 
-struct TransportOptions {
-  int rank = 0;
-  int size = 1;
-  std::string rendezvous;  // where the ranks find each other: "file:DIR"
-  uint64_t epoch = 1;      // ranks of different epochs never meet
-  std::chrono::milliseconds deadline{5000};        // silence after which a rank is lost
-  std::chrono::milliseconds join_timeout{120000};  // all ranks must be there by then
-};
-
-// "gloo" or "mpi": plugins, loaded when they are asked for. Throws Error if there is no such plugin or the ranks do not come
-// together in time.
-std::unique_ptr<Transport> make_transport(const std::string& name, const TransportOptions& options);
-
 // All ranks of a group in this process, by rank: queues between threads.
 std::vector<std::unique_ptr<Transport>> make_local_group(int size);
 
-// Forms the group again and again: at start and after every loss.
+// Forms the group again and again: at start and after every loss. Used by one thread per rank.
 class GroupSource {
  public:
   virtual ~GroupSource() = default;
@@ -79,5 +66,8 @@ class GroupSource {
   // on all ranks and larger than that of every group before.
   virtual std::unique_ptr<Transport> form(std::chrono::milliseconds timeout, uint64_t& epoch) = 0;
 };
+
+// One source per rank, for threads of this process; by rank. They may outlive each other.
+std::vector<std::unique_ptr<GroupSource>> make_local_sources(int size);
 
 }  // namespace bam
