@@ -12,6 +12,7 @@
 #include "app/option_flags.h"
 #include "app/queue_sink.h"
 #include "base/log.h"
+#include "models/model_config.h"
 #include "server/api/choice_decoder.h"
 
 namespace bam {

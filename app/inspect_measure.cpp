@@ -51,8 +51,8 @@ AttentionMeasurement measure_attention(ModelSettings settings, int64_t prompt_to
       if (answer.empty()) result.first_token_seconds = seconds_since(started);
       answer.push_back(token->token);
     }
-    const auto snapshot = model.engine->snapshot();
-    result.kv_pages = std::max(result.kv_pages, snapshot->pages_used);
+    const auto picture = model.engine->picture();
+    result.kv_pages = std::max(result.kv_pages, picture->pages_used);
     if (const auto* end = std::get_if<FinishEvent>(&event)) {
       if (end->reason == FinishReason::kError) throw Error("{}", end->message);
       break;
@@ -62,15 +62,15 @@ AttentionMeasurement measure_attention(ModelSettings settings, int64_t prompt_to
   live.clear();
   result.answer = tokenizer->decode(answer);
   result.right = client::is_passkey_hit(result.answer, key);
-  model.engine->drain(std::chrono::seconds(10));  // after it the last step is in the snapshot
-  const auto snapshot = model.engine->snapshot();
+  model.engine->drain(std::chrono::seconds(10));  // after it the last step is in the picture
+  const auto picture = model.engine->picture();
   const KvLayout layout =
       make_kv_layout(model.engine->config().kv_dtype, static_cast<int>(model.engine->model_config().head_dim),
                      model.engine->config().page_size);
   result.kv_bytes = static_cast<uint64_t>(result.kv_pages) * layout.page_bytes();
   const std::vector<HeadReport>& heads = model.engine->heads();
-  for (size_t i = 0; i < heads.size() && i < snapshot->attention.size(); ++i) {
-    result.by_class[std::string(head_class(model.engine->model_config(), heads[i]))] += snapshot->attention[i];
+  for (size_t i = 0; i < heads.size() && i < picture->attention.size(); ++i) {
+    result.by_class[std::string(head_class(model.engine->model_config(), heads[i]))] += picture->attention[i];
   }
   return result;
 }

@@ -25,7 +25,8 @@ struct ActiveRequest {
 
   Clock::time_point submitted_at{};
   std::optional<Clock::time_point> deadline;
-  std::optional<Clock::time_point> started_at;  // first scheduled
+  std::optional<Clock::time_point> queue_deadline;  // it must have been scheduled by then
+  std::optional<Clock::time_point> started_at;      // first scheduled
   std::optional<Clock::time_point> first_token_at;
   int64_t cached_tokens = 0;   // of the prompt, when it was first scheduled
   int64_t progress_sent = -1;  // prompt positions of the last ProgressEvent
@@ -34,6 +35,7 @@ struct ActiveRequest {
 
   bool done() const { return num_unfinished == 0; }
   bool queued() const { return !started_at.has_value(); }
+  std::optional<Clock::time_point> gives_up_at() const { return queued() ? queue_deadline : std::nullopt; }
 };
 
 }  // namespace bam

@@ -13,9 +13,9 @@
 #include <variant>
 
 #include "base/check.h"
-#include "base/hash.h"
 #include "base/latest.h"
 #include "base/log.h"
+#include "engine/admission.h"
 #include "engine/engine_core.h"
 #include "engine/snapshot.h"
 
@@ -25,9 +25,7 @@ namespace {
 
 constexpr auto kPublishInterval = std::chrono::milliseconds(50);
 constexpr double kMinHealthySeconds = 10;
-constexpr int64_t kMaxProbeTokens = 2048;
 constexpr double kRetryMargin = 1.2;
-constexpr double kPaceWindowMs = 5000, kPriorPaceMs = 100;
 
 struct SubmitMessage {
   Request request;
@@ -44,21 +42,26 @@ using TaskMessage = std::packaged_task<void(EngineCore&)>;
 using Message = std::variant<SubmitMessage, ControlMessage, TaskMessage>;
 
 struct Published {
-  EngineSnapshot snapshot;
+  EnginePicture picture;
   LoadSummary load;
   Clock::time_point at;
   uint64_t steps = 0;  // so far
 };
 
-uint64_t numerics_fingerprint(BamModel& model) {
-  const ModelOptions& options = model.options();
-  uint64_t h = hash_bytes(std::as_bytes(std::span(model.group_reach())));
-  h = hash_bytes(std::as_bytes(std::span(&options.attention.epsilon, 1)), h);
-  const std::string arithmetic = model.backend().numerics();
-  h = hash_bytes(std::as_bytes(std::span(arithmetic)), h);
-  h = hash_number(static_cast<uint64_t>(options.weight_dtype), h);
-  return hash_number(options.attention.certified, h);
-}
+// Real time by what the cost model said, over the last seconds with work.
+class Pace {
+ public:
+  void note(double real_ms, double predicted_ms) {
+    const double kept = std::exp(-real_ms / kWindowMs);
+    real_ms_ = kept * real_ms_ + real_ms;
+    predicted_ms_ = kept * predicted_ms_ + predicted_ms;
+  }
+  double ratio() const { return std::clamp(real_ms_ / predicted_ms_, 0.1, 100.0); }
+
+ private:
+  static constexpr double kWindowMs = 5000, kPriorMs = 100;
+  double real_ms_ = kPriorMs, predicted_ms_ = kPriorMs;
+};
 
 }  // namespace
 
@@ -70,8 +73,8 @@ struct Engine::Impl final : EngineCore::Observer {
         model_config(model->config()),
         heads(model->heads()),
         core(*model, plan, stats, time, *this),
-        snapshots(plan.config.kv_dir, {model->fingerprint(), tokenizer_fingerprint, numerics_fingerprint(*model)},
-                  core.kv(), model->backend(), core.kv_view(),
+        snapshots(plan.config.kv_dir, snapshot_identity(*model, tokenizer_fingerprint), core.kv(), model->backend(),
+                  core.kv_view(),
                   [this](const std::function<void()>& work) { run_between_steps([&](EngineCore&) { work(); }); }) {
     log::info("{}", describe(plan));
     publish_now(time.now());
@@ -88,12 +91,10 @@ struct Engine::Impl final : EngineCore::Observer {
   }
 
   // --- any thread ---
-  SubmitResult check(const Request& request) const;
   SubmitResult submit(Request request, std::shared_ptr<EventSink> sink);
   SubmitResult enqueue(Request request, std::shared_ptr<EventSink> sink);
   SubmitResult queue_full(std::string message, QueueForecast::Goal goal, const Published& picture,
                           std::span<const ForecastSequence> arrivals) const;
-  ForecastSequence forecast_arrival(const Request& request) const;
   // False, with nothing sent, if the message is about a request that is not live.
   bool control(ControlMessage message);
   double seconds_since(Clock::time_point then) const {
@@ -112,7 +113,7 @@ struct Engine::Impl final : EngineCore::Observer {
   void publish_now(Clock::time_point now);
   void note_pace(Clock::time_point now);
   void note_device();
-  void before_events(const EngineCore&) override { count_queue(0, 0); }
+  void before_events() override { count_queue(0, 0); }
   void on_done(const std::string& id) override {
     const std::lock_guard lock(mutex);
     live_ids.erase(id);
@@ -151,8 +152,7 @@ struct Engine::Impl final : EngineCore::Observer {
   std::vector<Message> messages;
   Clock::time_point published_at{};
   size_t num_seen = 0;  // of `arrivals`, how many the core has
-  // Of the last seconds with work: how long the steps took, and how long they should have.
-  double real_busy_ms = kPriorPaceMs, predicted_busy_ms = kPriorPaceMs;
+  Pace pace;
   Clock::time_point busy_since{};
 
   Latest<Published> published;
@@ -163,33 +163,6 @@ struct Engine::Impl final : EngineCore::Observer {
   std::thread thread;             // last: starts when everything else is there
 };
 
-SubmitResult Engine::Impl::check(const Request& request) const {
-  const auto invalid = [](std::string message) { return SubmitResult{SubmitStatus::kInvalid, std::move(message), 0}; };
-  const int64_t prompt = static_cast<int64_t>(request.prompt.size());
-  const int64_t completion = request.sampling.max_tokens;
-  if (prompt == 0) return invalid("the prompt is empty");
-  if (request.n < 1 || completion < 0) return invalid("n must be at least 1 and max_tokens at least 0");
-  for (const int32_t token : request.prompt) {
-    if (token < 0 || token >= model_config.vocab_size) {
-      return invalid(fmt::format("token id {} is outside the vocabulary of {} tokens", token, model_config.vocab_size));
-    }
-  }
-  const int64_t limit = plan.config.max_model_len;
-  if (prompt > limit || completion > limit - prompt) {
-    return invalid(
-        fmt::format("This model's maximum context length is {} tokens. However, you requested {} tokens ({} in the "
-                    "prompt, {} for the completion). Please reduce the length of the prompt or of the completion.",
-                    limit, prompt + completion, prompt, completion));
-  }
-  const int64_t pages = plan.geometry.pages_for(prompt + completion);
-  if (pages > plan.num_pages) {
-    return invalid(
-        fmt::format("{} tokens ({} in the prompt, {} for the completion) need {} KV pages, but the whole cache has {}",
-                    prompt + completion, prompt, completion, pages, plan.num_pages));
-  }
-  return {};
-}
-
 SubmitResult Engine::Impl::queue_full(std::string message, QueueForecast::Goal goal, const Published& picture,
                                       std::span<const ForecastSequence> arrivals) const {
   // Who comes a little late is let in; who comes early is refused once more.
@@ -198,18 +171,11 @@ SubmitResult Engine::Impl::queue_full(std::string message, QueueForecast::Goal g
   return {SubmitStatus::kQueueFull, std::move(message), std::clamp(seconds, 0.1, 3600.0)};
 }
 
-ForecastSequence Engine::Impl::forecast_arrival(const Request& request) const {
-  const int64_t prompt = static_cast<int64_t>(request.prompt.size());
-  const int64_t max_len = std::min(prompt + request.sampling.max_tokens, plan.config.max_model_len);
-  ForecastSequence f = forecast_of(request, max_len, 0);
-  f.arrival = UINT64_MAX;  // after all that have a number
-  f.pages = plan.geometry.pages_for(std::min(prompt + 1, max_len));
-  return f;
-}
-
 SubmitResult Engine::Impl::submit(Request request, std::shared_ptr<EventSink> sink) {
   BAM_CHECK(sink != nullptr);
-  if (SubmitResult refused = check(request); refused.status != SubmitStatus::kAccepted) return refused;
+  if (std::string why = never_fits(request, plan, model_config); !why.empty()) {
+    return {SubmitStatus::kInvalid, std::move(why), 0};
+  }
   try {
     return enqueue(std::move(request), std::move(sink));
   } catch (const std::bad_alloc&) {
@@ -241,7 +207,7 @@ SubmitResult Engine::Impl::enqueue(Request request, std::shared_ptr<EventSink> s
                          tokens, config.max_queued_tokens);
     } else {
       if (inbox.size() == inbox.capacity()) inbox.reserve(2 * inbox.size() + 16);
-      arrivals.push_back(forecast_arrival(request));
+      arrivals.push_back(forecast_arrival(request, plan));
       try {
         live_ids.insert(request.id);
       } catch (...) {
@@ -380,13 +346,9 @@ void Engine::Impl::note_device() {
 void Engine::Impl::note_pace(Clock::time_point now) {
   const auto last = published.load();
   const uint64_t steps = stats.steps.load(std::memory_order_relaxed);
+  if (steps == last->steps || last->load.queue.running.empty()) return;
   const double real_ms = std::chrono::duration<double, std::milli>(now - std::max(last->at, busy_since)).count();
-  const double kept = std::exp(-real_ms / kPaceWindowMs);
-  if (steps > last->steps && !last->load.queue.running.empty()) {
-    real_busy_ms = kept * real_busy_ms + real_ms;
-    predicted_busy_ms =
-        kept * predicted_busy_ms + static_cast<double>(steps - last->steps) * last->load.queue.step_ms();
-  }
+  pace.note(real_ms, static_cast<double>(steps - last->steps) * last->load.queue.step_ms());
 }
 
 void Engine::Impl::publish(Clock::time_point now) {
@@ -398,9 +360,9 @@ void Engine::Impl::publish(Clock::time_point now) {
 
 void Engine::Impl::publish_now(Clock::time_point now) {
   published_at = now;
-  Published picture{core.snapshot(now), core.load(now), now, stats.steps.load(std::memory_order_relaxed)};
+  Published picture{core.picture(now), core.load(now), now, stats.steps.load(std::memory_order_relaxed)};
   if (published.load()) note_pace(now);
-  picture.load.queue.pace = std::clamp(real_busy_ms / predicted_busy_ms, 0.1, 100.0);
+  picture.load.queue.pace = pace.ratio();
   const std::lock_guard lock(mutex);
   arrivals.erase(arrivals.begin(), arrivals.begin() + static_cast<std::ptrdiff_t>(num_seen));
   num_seen = 0;
@@ -453,8 +415,8 @@ const std::vector<HeadReport>& Engine::heads() const { return impl_->heads; }
 int64_t Engine::capacity_tokens() const { return impl_->plan.capacity_tokens(); }
 const EngineStats& Engine::stats() const { return impl_->stats; }
 
-std::shared_ptr<const EngineSnapshot> Engine::snapshot() const {
-  auto result = std::make_shared<EngineSnapshot>(impl_->published.load()->snapshot);
+std::shared_ptr<const EnginePicture> Engine::picture() const {
+  auto result = std::make_shared<EnginePicture>(impl_->published.load()->picture);
   const Clock::rep progress = impl_->progress_at.load(std::memory_order_relaxed);
   if (progress != 0) result->last_step_age_s = impl_->seconds_since(Clock::time_point(Clock::duration(progress)));
   return result;
@@ -499,20 +461,7 @@ SnapshotResult Engine::restore_snapshot(const std::string& name) {
 
 Result<std::vector<float>> Engine::attention_row(const std::vector<int32_t>& tokens, int layer, int head,
                                                  int64_t position, std::stop_token stop) {
-  const ModelConfig& model = impl_->model_config;
-  if (tokens.empty() || static_cast<int64_t>(tokens.size()) > kMaxProbeTokens) {
-    return Error("attention rows are available for 1 to {} tokens, not for {}", kMaxProbeTokens, tokens.size());
-  }
-  if (layer < 0 || layer >= model.num_layers || head < 0 || head >= model.num_heads) {
-    return Error("there is no head {} in layer {}: the model has {} layers of {} heads", head, layer, model.num_layers,
-                 model.num_heads);
-  }
-  if (position < 0 || position >= static_cast<int64_t>(tokens.size())) {
-    return Error("position {} is outside the {} tokens", position, tokens.size());
-  }
-  for (const int32_t token : tokens) {
-    if (token < 0 || token >= model.vocab_size) return Error("token id {} is outside the vocabulary", token);
-  }
+  if (auto wrong = ProbeQueue::check(impl_->model_config, tokens, layer, head, position)) return *wrong;
   auto promise = std::make_shared<std::promise<Result<std::vector<float>>>>();
   auto answer = promise->get_future();
   try {

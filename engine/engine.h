@@ -8,15 +8,19 @@
 #include <memory>
 #include <stop_token>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "engine/config.h"
 #include "engine/request.h"
 #include "engine/snapshot_error.h"
 #include "engine/stats.h"
-#include "models/bam.h"
 
 namespace bam {
+
+class BamModel;
+struct HeadReport;
+struct ModelConfig;
 
 enum class SubmitStatus : uint8_t {
   kAccepted,
@@ -70,7 +74,7 @@ class Engine {
   const std::vector<HeadReport>& heads() const;
   int64_t capacity_tokens() const;  // tokens that fit when no page is freed early
   const EngineStats& stats() const;
-  std::shared_ptr<const EngineSnapshot> snapshot() const;
+  std::shared_ptr<const EnginePicture> picture() const;
   // Called once, on the engine's thread, when the device is lost for this process; requests have been ended by then and
   // new ones are refused. Set it before the first request.
   void on_device_lost(std::function<void(const std::string& what)> callback);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <new>
 #include <random>
-#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
@@ -26,10 +25,6 @@ SchedulerLimits limits_of(const EngineConfig& config, const BamModel& model) {
 // Room for an answer of this length is taken at once, not while it is written.
 constexpr int64_t kReservedTokens = 4096;
 
-constexpr size_t kReserveBytes = size_t{256} << 10;
-constexpr int kAttempts = 100;
-constexpr auto kAttemptPause = std::chrono::milliseconds(10);
-
 std::string reason_of(const std::exception& e) {
   return dynamic_cast<const std::bad_alloc*>(&e) ? "the server is out of memory" : e.what();
 }
@@ -46,11 +41,12 @@ EngineCore::EngineCore(BamModel& model, const KvPlan& plan, EngineStats& stats, 
       config_(plan.config),
       stats_(stats),
       time_(time),
-      observer_(observer),
       page_bytes_(plan.layout.page_bytes()),
       kv_(plan.geometry, plan.num_pages, plan.config.prefix_cache, model.fingerprint()),
       cost_(plan.config.step_target_ms),
       scheduler_(limits_of(plan.config, model), kv_, cost_),
+      book_(scheduler_, reserve_, stats, time, observer),
+      report_(scheduler_, kv_, cost_, stats),
       runner_(model, plan),
       sampler_(static_cast<int32_t>(model.config().vocab_size), model.config().eos_token_ids,
                model.backend().threads()),
@@ -67,7 +63,7 @@ void EngineCore::add(Request request, std::shared_ptr<EventSink> sink, Clock::ti
   try {
     insert(request, sink, submitted_at);
   } catch (const std::exception& e) {
-    reject(request, *sink, reason_of(e));
+    book_.reject(request, *sink, reason_of(e));
   }
 }
 
@@ -80,6 +76,10 @@ void EngineCore::insert(Request& request, const std::shared_ptr<EventSink>& sink
     r.sink = sink;
     r.submitted_at = submitted_at;
     if (r.request.timeout) r.deadline = submitted_at + *r.request.timeout;
+    if (config_.queue_timeout_s > 0) {
+      const std::chrono::duration<double> patience(config_.queue_timeout_s);
+      r.queue_deadline = submitted_at + std::chrono::duration_cast<Clock::duration>(patience);
+    }
     const uint64_t arrival = next_arrival_++;
     const auto random =
         philox4x32({static_cast<uint32_t>(arrival), static_cast<uint32_t>(arrival >> 32), 0, 1}, seed_key_);
@@ -96,52 +96,11 @@ void EngineCore::insert(Request& request, const std::shared_ptr<EventSink>& sink
     c.tokens.reserve(static_cast<size_t>(std::min(c.max_len, c.num_prompt + kReservedTokens)));
     c.blocks.salt = r.request.cache_salt;
     if (r.request.sampling.num_prompt_logprobs >= 0 && c.num_prompt > 1) c.logits_from = 0;
-    const size_t sequences = num_sequences_ + static_cast<size_t>(r.request.n);
-    scheduler_.reserve(sequences);
-    if (touched_.capacity() <= requests_.size()) touched_.reserve(2 * requests_.size() + 8);
-    const auto place = requests_.try_emplace(r.request.id).first;
-    // No memory is needed from here on.
-    place->second = std::move(owned);
-    num_sequences_ = sequences;
-    ++num_queued_;
-    num_queued_tokens_ += c.num_prompt;
-    scheduler_.add(c);
+    book_.insert(owned);
   } catch (...) {
     request = std::move(r.request);
     throw;
   }
-}
-
-void EngineCore::reject(const Request& request, EventSink& sink, const std::string& why) {
-  log::error("request {}: {}", request.id, why);
-  observer_.on_done(request.id);
-  insist([&] {
-    std::vector<Event> events;
-    for (int32_t i = 0; i < request.n; ++i) {
-      FinishEvent event;
-      event.choice = i;
-      event.reason = FinishReason::kError;
-      event.prompt_tokens = static_cast<int64_t>(request.prompt.size());
-      event.message = "the request could not be started: " + why;
-      events.emplace_back(std::move(event));
-    }
-    sink.on_events(std::move(events));
-  });
-  stats_.finished[static_cast<size_t>(FinishReason::kError)].fetch_add(static_cast<uint64_t>(request.n),
-                                                                       std::memory_order_relaxed);
-}
-
-template <typename F>
-void EngineCore::insist(F work) {
-  for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    try {
-      return work();
-    } catch (const std::bad_alloc&) {
-      reserve_.reset();
-      if (attempt > 0) std::this_thread::sleep_for(kAttemptPause);  // others may give some back
-    }
-  }
-  log::error("there is no memory left to say so to a client");
 }
 
 Sequence& EngineCore::add_choice(ActiveRequest& r) {
@@ -156,82 +115,74 @@ Sequence& EngineCore::add_choice(ActiveRequest& r) {
 }
 
 void EngineCore::cancel(const std::string& id) {
-  const auto it = requests_.find(id);
-  if (it == requests_.end()) return;
-  insist([&] { finish_request(*it->second, FinishReason::kCancelled, "cancelled"); });
-  deliver();
+  ActiveRequest* r = book_.find(id);
+  if (!r) return;
+  book_.end_request(*r, FinishReason::kCancelled, "cancelled");
+  book_.deliver();
 }
 
 void EngineCore::cancel_all() {
-  for (auto& [id, request] : requests_) {
-    insist([&] { finish_request(*request, FinishReason::kCancelled, "cancelled"); });
-  }
-  deliver();
-  for (Probe& p : std::exchange(probes_, {})) p.done(Error("cancelled"));
+  book_.end_all(FinishReason::kCancelled, "cancelled");
+  probes_.cancel_all();
 }
 
 void EngineCore::stop(const std::string& id, int32_t choice) {
-  const auto it = requests_.find(id);
+  ActiveRequest* r = book_.find(id);
   // Before the prompt is read there is no text that could have ended.
-  if (it == requests_.end() || !it->second->prompt_done || choice < 0 || choice >= it->second->request.n) return;
-  if (!it->second->choice_finished[static_cast<size_t>(choice)]) {
-    insist([&] { finish_choice(*it->second, choice, FinishReason::kStop, -1, ""); });
+  if (!r || !r->prompt_done || choice < 0 || choice >= r->request.n) return;
+  if (!r->choice_finished[static_cast<size_t>(choice)]) {
+    reserve_.insist([&] { book_.finish_choice(*r, choice, FinishReason::kStop, -1, ""); });
   }
-  deliver();
+  book_.deliver();
 }
 
 void EngineCore::pause(const std::string& id) {
-  const auto it = requests_.find(id);
-  if (it == requests_.end() || it->second->paused) return;
-  it->second->paused = true;
+  ActiveRequest* r = book_.find(id);
+  if (!r || r->paused) return;
+  r->paused = true;
   stats_.pauses.fetch_add(1, std::memory_order_relaxed);
-  for (const auto& c : it->second->choices) scheduler_.pause(*c);
+  for (const auto& c : r->choices) scheduler_.pause(*c);
 }
 
 void EngineCore::resume(const std::string& id) {
-  const auto it = requests_.find(id);
-  if (it == requests_.end() || !it->second->paused) return;
-  it->second->paused = false;
-  for (const auto& c : it->second->choices) {
+  ActiveRequest* r = book_.find(id);
+  if (!r || !r->paused) return;
+  r->paused = false;
+  for (const auto& c : r->choices) {
     scheduler_.resume(*c);
     c->last_token_at = time_.now();  // the reader's time is not ours
   }
 }
 
-Clock::time_point EngineCore::queue_deadline(const ActiveRequest& r) const {
-  if (config_.queue_timeout_s <= 0 || !r.queued()) return Clock::time_point::max();
-  return r.submitted_at +
-         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(config_.queue_timeout_s));
-}
-
 Clock::time_point EngineCore::next_deadline() const {
   auto next = Clock::time_point::max();
-  for (const auto& [id, request] : requests_) {
-    next = std::min({next, request->deadline.value_or(next), queue_deadline(*request)});
+  for (const auto& [id, r] : book_.live()) {
+    next = std::min({next, r->deadline.value_or(next), r->gives_up_at().value_or(next)});
   }
   return next;
 }
 
 void EngineCore::expire(Clock::time_point now) {
-  for (auto& [id, request] : requests_) {
+  for (const auto& [id, request] : book_.live()) {
     ActiveRequest& r = *request;
     const double waited_s = seconds(now - r.submitted_at);
     if (r.deadline && now >= *r.deadline) {
-      insist([&] {
-        finish_request(r, FinishReason::kTimeout,
-                       fmt::format("the request was not done within its {:.1f} s", waited_s));
+      reserve_.insist([&] {
+        book_.finish_request(r, FinishReason::kTimeout,
+                             fmt::format("the request was not done within its {:.1f} s", waited_s));
       });
-    } else if (now >= queue_deadline(r)) {
-      insist([&] {
-        finish_request(r, FinishReason::kTimeout, fmt::format("the request waited {:.1f} s in the queue", waited_s));
+    } else if (r.gives_up_at() && now >= *r.gives_up_at()) {
+      reserve_.insist([&] {
+        book_.finish_request(r, FinishReason::kTimeout,
+                             fmt::format("the request waited {:.1f} s in the queue", waited_s));
       });
     }
   }
-  deliver();
+  book_.deliver();
 }
 
 void EngineCore::step() {
-  if (!reserve_) reserve_.reset(new (std::nothrow) std::byte[kReserveBytes]);
+  reserve_.refill();
   const bool scheduled = scheduler_.has_work();
   if (scheduled) step_sequences();
   advance_probes(!scheduled);
@@ -251,14 +202,11 @@ const SchedulePlan* EngineCore::make_plan(Clock::time_point now) {
 }
 
 void EngineCore::shed_youngest(const std::string& why) {
-  ActiveRequest* youngest = nullptr;
-  for (const auto& [id, r] : requests_) {
-    if (!youngest || r->choices.front()->arrival > youngest->choices.front()->arrival) youngest = r.get();
-  }
+  ActiveRequest* youngest = book_.youngest();
   if (!youngest) return;
   log::error("request {} is given up: {}", youngest->request.id, why);
-  insist([&] { finish_request(*youngest, FinishReason::kError, why); });
-  deliver();
+  book_.end_request(*youngest, FinishReason::kError, why);
+  book_.deliver();
 }
 
 void EngineCore::step_sequences() {
@@ -277,7 +225,7 @@ void EngineCore::step_sequences() {
   } catch (const std::exception& e) {
     fail_step(plan, reason_of(e));
   }
-  deliver();
+  book_.deliver();
 }
 
 // Everything that follows from what a step computed, but for the delivery of its events.
@@ -287,8 +235,7 @@ void EngineCore::compute_done(const SchedulePlan& plan, Clock::time_point start)
   const double step_ms = milliseconds(time_.now() - start);
   cost_.observe(plan.load, step_ms);
   step_ms_ = step_ms_ == 0 ? step_ms : 0.8 * step_ms_ + 0.2 * step_ms;
-  if (plan.rows.front().num_rows == 1)
-    decode_step_ms_ = decode_step_ms_ == 0 ? step_ms : 0.8 * decode_step_ms_ + 0.2 * step_ms;
+  if (plan.rows.front().num_rows == 1) report_.note_decode_step(step_ms);
   for (const ScheduledRows& rows : plan.rows) {  // now that the predictions know of this step
     Sequence& c = *rows.sequence;
     if (!c.request->prompt_done && !c.request->done()) send_progress(c, computed);
@@ -303,11 +250,8 @@ void EngineCore::note_admitted(const SchedulePlan& plan, Clock::time_point now) 
   for (Sequence* s : plan.admitted) {
     ActiveRequest& r = *s->request;
     if (!r.queued()) continue;  // back from a preemption
-    r.started_at = now;
+    book_.leave_queue(r, now);
     r.cached_tokens = s->num_computed;
-    --num_queued_;
-    num_queued_tokens_ -= s->num_prompt;
-    stats_.queue_s.observe(seconds(now - r.submitted_at));
     if (config_.prefix_cache) {
       stats_.prefix_queries.fetch_add(static_cast<uint64_t>(s->num_prompt), std::memory_order_relaxed);
       stats_.prefix_hits.fetch_add(static_cast<uint64_t>(s->num_computed), std::memory_order_relaxed);
@@ -362,7 +306,7 @@ void EngineCore::advance(size_t entry, const ScheduledRows& rows, Clock::time_po
     r.prompt_done = true;
     stats_.prompt_tokens.fetch_add(static_cast<uint64_t>(c.num_prompt), std::memory_order_relaxed);
     stats_.prefill_s.observe(seconds(now - *r.started_at));
-    if (!sample) return finish_request(r, FinishReason::kLength, "");
+    if (!sample) return book_.finish_request(r, FinishReason::kLength, "");
     fork_choices(c);
   }
   take_token(c, std::move(*sample), now);
@@ -400,8 +344,7 @@ bool EngineCore::send_prompt_logprobs(size_t entry, Sequence& c) {
   if (end > c.logits_from) c.logits_from = end;
   if (c.logits_from >= c.num_prompt - 1) c.logits_from = INT64_MAX;
   if (event.logprobs.empty()) return true;
-  touch(*c.request);
-  c.request->events.emplace_back(std::move(event));
+  book_.say(*c.request, std::move(event));
   return true;
 }
 
@@ -410,9 +353,8 @@ void EngineCore::send_progress(Sequence& c, Clock::time_point now) {
   const int64_t processed = std::min(c.num_computed, c.num_prompt);
   if (processed <= r.progress_sent) return;  // recomputing after a preemption
   r.progress_sent = processed;
-  touch(r);
-  r.events.emplace_back(ProgressEvent{c.num_prompt, r.cached_tokens, processed, milliseconds(now - *r.started_at),
-                                      processed < c.num_prompt ? eta_ms(r, 0) : 0});
+  book_.say(r, ProgressEvent{c.num_prompt, r.cached_tokens, processed, milliseconds(now - *r.started_at),
+                             processed < c.num_prompt ? report_.eta_ms(r, 0) : 0});
 }
 
 void EngineCore::fork_choices(Sequence& first) {
@@ -436,8 +378,7 @@ void EngineCore::take_token(Sequence& c, Sample sample, Clock::time_point now) {
   const SamplingParams& params = r.request.sampling;
   c.sampler->accept(sample.token);
   c.tokens.push_back(sample.token);
-  touch(r);
-  r.events.emplace_back(TokenEvent{c.choice, sample.token, std::move(sample.logprobs)});
+  book_.say(r, TokenEvent{c.choice, sample.token, std::move(sample.logprobs)});
   stats_.generated_tokens.fetch_add(1, std::memory_order_relaxed);
   if (!r.first_token_at) {
     r.first_token_at = now;
@@ -448,11 +389,11 @@ void EngineCore::take_token(Sequence& c, Sample sample, Clock::time_point now) {
 
   const bool stop_id = std::ranges::find(params.stop_token_ids, sample.token) != params.stop_token_ids.end();
   if (stop_id || (!params.ignore_eos && is_eos(sample.token))) {
-    finish_choice(r, c.choice, FinishReason::kStop, sample.token, "");
+    book_.finish_choice(r, c.choice, FinishReason::kStop, sample.token, "");
   } else if (c.sampler->constraint_finished()) {
-    finish_choice(r, c.choice, FinishReason::kStop, -1, "");
+    book_.finish_choice(r, c.choice, FinishReason::kStop, -1, "");
   } else if (c.num_known() >= c.max_len) {
-    finish_choice(r, c.choice, FinishReason::kLength, -1, "");
+    book_.finish_choice(r, c.choice, FinishReason::kLength, -1, "");
   }
 }
 
@@ -461,50 +402,11 @@ bool EngineCore::is_eos(int32_t token) const {
   return std::ranges::find(ids, token) != ids.end();
 }
 
-void EngineCore::finish_choice(ActiveRequest& r, int32_t index, FinishReason reason, int32_t stop_token,
-                               std::string message) {
-  const auto now = time_.now();
-  r.events.reserve(r.events.size() + static_cast<size_t>(r.num_unfinished));  // the rest needs no memory
-  FinishEvent event;
-  event.choice = index;
-  event.reason = reason;
-  event.stop_token = stop_token;
-  event.prompt_tokens = static_cast<int64_t>(r.request.prompt.size());
-  event.cached_tokens = r.cached_tokens;
-  event.message = std::move(message);
-  if (index < static_cast<int32_t>(r.choices.size())) {
-    Sequence& c = *r.choices[static_cast<size_t>(index)];
-    scheduler_.remove(c);
-    event.generated_tokens = c.num_generated();
-  }
-  if (r.first_token_at) {
-    stats_.decode_s.observe(seconds(now - *r.first_token_at));
-    stats_.generation_len.observe(static_cast<double>(event.generated_tokens));
-  }
-  stats_.finished[static_cast<size_t>(reason)].fetch_add(1, std::memory_order_relaxed);
-  touch(r);
-  r.events.emplace_back(std::move(event));
-  r.choice_finished[static_cast<size_t>(index)] = true;
-  if (--r.num_unfinished > 0) return;
-  stats_.e2e_s.observe(seconds(now - r.submitted_at));
-  stats_.prompt_len.observe(static_cast<double>(r.request.prompt.size()));
-  if (r.queued()) {
-    --num_queued_;
-    num_queued_tokens_ -= static_cast<int64_t>(r.request.prompt.size());
-  }
-}
-
-void EngineCore::finish_request(ActiveRequest& r, FinishReason reason, const std::string& message) {
-  for (int32_t i = 0; i < r.request.n; ++i) {
-    if (!r.choice_finished[static_cast<size_t>(i)]) finish_choice(r, i, reason, -1, message);
-  }
-}
-
 void EngineCore::fail_request(ActiveRequest& r, const std::string& message) {
   log::warn("request {}: {}", r.request.id, message);
   const int64_t own_blocks_from = r.cached_tokens / kv_.geometry().page_size();
-  for (const auto& c : r.choices) insist([&] { kv_.quarantine(c->blocks, c->tokens, own_blocks_from); });
-  insist([&] { finish_request(r, FinishReason::kError, message); });
+  for (const auto& c : r.choices) reserve_.insist([&] { kv_.quarantine(c->blocks, c->tokens, own_blocks_from); });
+  book_.end_request(r, FinishReason::kError, message);
 }
 
 // Nothing of the step is published yet or all of it is right: what these requests have in the cache may stay.
@@ -512,7 +414,7 @@ void EngineCore::fail_step(const SchedulePlan& plan, const std::string& what) {
   log::error("a step failed: {}", what);
   for (const ScheduledRows& rows : plan.rows) {
     ActiveRequest& r = *rows.sequence->request;
-    insist([&] { finish_request(r, FinishReason::kError, "the step failed: " + what); });
+    reserve_.insist([&] { book_.finish_request(r, FinishReason::kError, "the step failed: " + what); });
   }
 }
 
@@ -522,75 +424,24 @@ void EngineCore::lose_device(const std::string& what) {
   fail_all();
 }
 
-void EngineCore::fail_all() {
-  for (auto& [id, request] : requests_) insist([&] { finish_request(*request, FinishReason::kError, device_lost_); });
-  deliver();
-}
-
-void EngineCore::touch(ActiveRequest& r) {
-  if (r.touched) return;
-  r.touched = true;
-  touched_.push_back(&r);
-}
-
-// False: nobody is listening, or whoever does has no memory to do so.
-bool EngineCore::hand_over(ActiveRequest& r) {
-  try {
-    return r.sink->on_events(std::move(r.events));
-  } catch (const std::exception& e) {
-    log::error("request {}: its events could not be delivered: {}", r.request.id, e.what());
-    return false;
-  }
-}
-
-void EngineCore::deliver() {
-  if (!touched_.empty()) observer_.before_events(*this);
-  for (size_t i = 0; i < touched_.size(); ++i) {
-    ActiveRequest& r = *touched_[i];
-    if (r.done()) observer_.on_done(r.request.id);
-    const bool listening = r.events.empty() || hand_over(r);
-    r.events.clear();  // a sink that took nothing leaves its room for the next step
-    if (!listening && !r.done()) {
-      insist([&] { finish_request(r, FinishReason::kCancelled, "nobody is listening"); });
-      r.events.clear();
-      observer_.on_done(r.request.id);
-    }
-    r.touched = false;
-    if (!r.done()) continue;
-    num_sequences_ -= static_cast<size_t>(r.request.n);
-    requests_.erase(requests_.find(r.request.id));
-  }
-  touched_.clear();
-}
-
-void EngineCore::add_probe(std::unique_ptr<AttentionProbe> probe, std::stop_token stop, ProbeDone done) {
-  probes_.push_back({std::move(probe), std::move(stop), std::move(done)});
-}
-
 void EngineCore::advance_probes(bool alone) {
-  std::erase_if(probes_, [](Probe& p) {
-    if (p.stop.stop_requested()) p.done(Error("cancelled"));
-    return p.stop.stop_requested();
-  });
+  probes_.drop_stopped();
   if (probes_.empty()) return;
-  Probe& p = probes_.front();
-  Result<std::vector<float>> result = Error("");
+  const double budget_ms = alone ? prefill_budget_ms(scheduler_.limits(), cost_, {}) : config_.step_target_ms / 4;
+  int64_t rows = std::max<int64_t>(1, cost_.rows_within(probes_.num_computed(), budget_ms));
+  if (!alone) rows = std::min(rows, Scheduler::kQuantumRows);
   try {
-    const double budget_ms = alone ? prefill_budget_ms(scheduler_.limits(), cost_, {}) : config_.step_target_ms / 4;
-    int64_t rows = std::max<int64_t>(1, cost_.rows_within(p.probe->num_computed(), budget_ms));
-    if (!alone) rows = std::min(rows, Scheduler::kQuantumRows);
-    p.probe->advance(rows);
-    if (!p.probe->done()) return;
-    result = p.probe->result();
+    probes_.advance(rows);
   } catch (const DeviceLost& e) {
     lose_device(e.what());
-    result = Error("{}", e.what());
-  } catch (const std::exception& e) {
-    result = Error("{}", e.what());
   }
-  const ProbeDone done = std::move(p.done);
-  probes_.pop_front();
-  done(std::move(result));
+}
+
+EnginePicture EngineCore::picture(Clock::time_point now) const {
+  EnginePicture picture = report_.picture(now);
+  picture.queued_tokens = book_.num_queued_tokens();
+  picture.attention = model_.counters();
+  return picture;
 }
 
 }  // namespace bam

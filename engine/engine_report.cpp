@@ -1,9 +1,16 @@
-// What the engine says about itself: predictions and the picture of live requests.
+#include "engine/engine_report.h"
+
 #include <algorithm>
 
-#include "engine/engine_core.h"
-
 namespace bam {
+
+EngineReport::EngineReport(const Scheduler& scheduler, const KvCache& kv, const CostModel& cost,
+                           const EngineStats& stats)
+    : scheduler_(scheduler), kv_(kv), cost_(cost), stats_(stats) {}
+
+void EngineReport::note_decode_step(double step_ms) {
+  decode_step_ms_ = decode_step_ms_ == 0 ? step_ms : 0.8 * decode_step_ms_ + 0.2 * step_ms;
+}
 
 double LoadSummary::predict_ttft_ms(int64_t prompt_tokens) const {
   const CostModel& cost = queue.cost;
@@ -13,11 +20,11 @@ double LoadSummary::predict_ttft_ms(int64_t prompt_tokens) const {
   return (own + others) / prefill_share + cost.step_overhead_ms();
 }
 
-double EngineCore::remaining_prefill_ms(const Sequence& s) const {
+double EngineReport::remaining_prefill_ms(const Sequence& s) const {
   return s.num_uncomputed() > 1 ? cost_.rows_ms(s.num_computed, s.num_uncomputed()) : 0;
 }
 
-double EngineCore::prefill_share() const {
+double EngineReport::prefill_share() const {
   StepLoad decode;
   for (const Sequence* s : scheduler_.running()) {
     if (s->num_uncomputed() == 1) decode.add(s->num_computed, 1);
@@ -27,7 +34,7 @@ double EngineCore::prefill_share() const {
   return budget / (budget + rest);
 }
 
-double EngineCore::eta_ms(const ActiveRequest& r, double queue_ms) const {
+double EngineReport::eta_ms(const ActiveRequest& r, double queue_ms) const {
   const Sequence& first = *r.choices.front();
   if (r.prompt_done) {
     int64_t left = 0;
@@ -44,7 +51,7 @@ double EngineCore::eta_ms(const ActiveRequest& r, double queue_ms) const {
   return total / prefill_share();
 }
 
-LiveRequest EngineCore::describe_request(const ActiveRequest& r, Clock::time_point now, double queue_ms) const {
+LiveRequest EngineReport::describe_request(const ActiveRequest& r, Clock::time_point now, double queue_ms) const {
   LiveRequest live;
   const Sequence& first = *r.choices.front();
   const bool waiting = first.queue == Sequence::Queue::kWaiting;
@@ -71,8 +78,8 @@ LiveRequest EngineCore::describe_request(const ActiveRequest& r, Clock::time_poi
   return live;
 }
 
-EngineSnapshot EngineCore::snapshot(Clock::time_point now) const {
-  EngineSnapshot result;
+EnginePicture EngineReport::picture(Clock::time_point now) const {
+  EnginePicture result;
   double running_ms = 0;
   for (const Sequence* s : scheduler_.running()) running_ms += remaining_prefill_ms(*s);
   // In serving order, so that queue times add up; a request appears with its first choice.
@@ -91,18 +98,16 @@ EngineSnapshot EngineCore::snapshot(Clock::time_point now) const {
     result.requests.push_back(describe_request(*r, now, queue_ms));
     (r->paused ? result.paused : r->queued() ? result.waiting : result.running) += 1;
   }
-  result.queued_tokens = num_queued_tokens_;
   const BlockPool& pool = kv_.pool();
   result.pages_total = pool.num_total();
   result.pages_free = pool.num_free();
   result.pages_cached = pool.num_cached();
   result.pages_used = pool.num_used();
   result.queued_work_s = 1e-3 * ahead_ms / prefill_share();
-  result.attention = model_.counters();
   return result;
 }
 
-QueueForecast EngineCore::queue_forecast(Clock::time_point now) const {
+QueueForecast EngineReport::queue_forecast(Clock::time_point now) const {
   QueueForecast result{.cost = cost_, .limits = scheduler_.limits()};
   const auto finished = [&](FinishReason reason) {
     return static_cast<double>(stats_.finished[static_cast<size_t>(reason)].load(std::memory_order_relaxed));
@@ -133,8 +138,8 @@ QueueForecast EngineCore::queue_forecast(Clock::time_point now) const {
       };
       if (r.deadline) leave_at(*r.deadline);
       // Only of what is still queued then; what has started by that time stays.
-      if (const auto gives_up = queue_deadline(r); gives_up != Clock::time_point::max()) {
-        f.gives_up_ms = std::chrono::duration<double, std::milli>(gives_up - now).count();
+      if (r.gives_up_at()) {
+        f.gives_up_ms = std::chrono::duration<double, std::milli>(*r.gives_up_at() - now).count();
       }
       (waiting ? result.waiting : result.running).push_back(f);
     }
@@ -142,7 +147,7 @@ QueueForecast EngineCore::queue_forecast(Clock::time_point now) const {
   return result;
 }
 
-LoadSummary EngineCore::load(Clock::time_point now) const {
+LoadSummary EngineReport::load(Clock::time_point now) const {
   LoadSummary summary{queue_forecast(now)};
   for (const auto queue : {scheduler_.running(), scheduler_.waiting()}) {
     for (const Sequence* s : queue) {

@@ -4,8 +4,8 @@
 #include <map>
 
 #include "base/check.h"
-#include "kernels/backend.h"
 #include "kernels/paged_kv.h"
+#include "kernels/position.h"
 
 namespace bam {
 

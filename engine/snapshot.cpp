@@ -7,7 +7,9 @@
 
 #include <fmt/format.h>
 
+#include "base/hash.h"
 #include "base/log.h"
+#include "models/bam.h"
 
 namespace bam {
 
@@ -23,6 +25,16 @@ struct PagePlace {
 };
 
 }  // namespace
+
+SnapshotIdentity snapshot_identity(BamModel& model, uint64_t tokenizer_fingerprint) {
+  const ModelOptions& options = model.options();
+  uint64_t h = hash_bytes(std::as_bytes(std::span(model.group_reach())));
+  h = hash_bytes(std::as_bytes(std::span(&options.attention.epsilon, 1)), h);
+  const std::string arithmetic = model.backend().numerics();
+  h = hash_bytes(std::as_bytes(std::span(arithmetic)), h);
+  h = hash_number(static_cast<uint64_t>(options.weight_dtype), h);
+  return {model.fingerprint(), tokenizer_fingerprint, hash_number(options.attention.certified, h)};
+}
 
 // Nodes of the prefix cache that stay while their pages are copied.
 class SnapshotStore::Chain {

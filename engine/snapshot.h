@@ -18,6 +18,11 @@
 
 namespace bam {
 
+class BamModel;
+
+// Of pages that this model computes. The tokenizer's fingerprint is the caller's.
+SnapshotIdentity snapshot_identity(BamModel& model, uint64_t tokenizer_fingerprint);
+
 class SnapshotStore {
  public:
   // Runs a function on the engine thread between two steps. Throws what it throws, and SnapshotError when the engine

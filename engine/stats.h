@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/backend.h"
+#include "kernels/attention_options.h"
 
 namespace bam {
 
@@ -50,7 +50,7 @@ struct LiveRequest {
 };
 
 // A consistent picture taken by the engine thread between two steps.
-struct EngineSnapshot {
+struct EnginePicture {
   std::vector<LiveRequest> requests;
   int64_t running = 0, waiting = 0, paused = 0;  // requests
   int64_t queued_tokens = 0;

@@ -6,11 +6,13 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/backend.h"
+#include "kernels/dtype.h"
 #include "models/model_config.h"
 #include "models/weights.h"
 
 namespace bam {
+
+struct AttentionSpec;
 
 // For `bam inspect`, /v1/prior and page freeing.
 struct HeadReport {

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include "models/model_config.h"
 #include "server/api/handlers.h"
 #include "server/api/openapi.h"
 #include "server/api/web_assets.h"
@@ -75,17 +76,17 @@ void handle_health(ServerContext& context, CallPtr call) {
   json["uptime_seconds"] =
       std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - context.started).count();
   if (const ServingModel* model = context.model.load(std::memory_order_acquire)) {
-    const auto snapshot = model->engine.snapshot();
+    const auto picture = model->engine.picture();
     json["model"] = context.config.served_model_names.front();
-    json["running"] = snapshot->running;
-    json["waiting"] = snapshot->waiting;
-    json["queued_tokens"] = snapshot->queued_tokens;
-    json["queued_work_seconds"] = snapshot->queued_work_s;
-    json["last_step_age_seconds"] = snapshot->last_step_age_s;
-    json["kv_pages"] = {{"total", snapshot->pages_total},
-                        {"free", snapshot->pages_free},
-                        {"cached", snapshot->pages_cached},
-                        {"used", snapshot->pages_used}};
+    json["running"] = picture->running;
+    json["waiting"] = picture->waiting;
+    json["queued_tokens"] = picture->queued_tokens;
+    json["queued_work_seconds"] = picture->queued_work_s;
+    json["last_step_age_seconds"] = picture->last_step_age_s;
+    json["kv_pages"] = {{"total", picture->pages_total},
+                        {"free", picture->pages_free},
+                        {"cached", picture->pages_cached},
+                        {"used", picture->pages_used}};
   }
   json["connections"] = context.metrics.open_connections.load(std::memory_order_relaxed);
   call->reply(HttpReply{.status = now.ready ? 200 : 503, .body = dump_json(json)});

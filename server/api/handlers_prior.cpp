@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "models/head_report.h"
 #include "server/api/handlers.h"
 #include "server/api/json_body.h"
 
@@ -18,12 +19,12 @@ const char* form_name(PriorForm form) { return form == PriorForm::kScaleOutside 
 void handle_prior(ServerContext& context, CallPtr call) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
   const ModelConfig& config = model.engine.model_config();
-  const auto snapshot = model.engine.snapshot();
+  const auto picture = model.engine.picture();
   Json heads = Json::array();
   const auto& reports = model.engine.heads();
   for (size_t i = 0; i < reports.size(); ++i) {
     const HeadReport& head = reports[i];
-    const AttentionCounters counters = i < snapshot->attention.size() ? snapshot->attention[i] : AttentionCounters{};
+    const AttentionCounters counters = i < picture->attention.size() ? picture->attention[i] : AttentionCounters{};
     heads.push_back({{"layer", head.layer},
                      {"head", head.head},
                      {"alpha", head.alpha},

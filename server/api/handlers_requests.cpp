@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include "models/model_config.h"
 #include "server/api/handlers.h"
 #include "server/api/json_body.h"
 
@@ -48,9 +49,9 @@ void reply_result(Call& call, const SnapshotResult& result) {
 
 void handle_requests(ServerContext& context, CallPtr call) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
-  const auto snapshot = model.engine.snapshot();
+  const auto picture = model.engine.picture();
   Json list = Json::array();
-  for (const LiveRequest& live : snapshot->requests) {
+  for (const LiveRequest& live : picture->requests) {
     if (!may_see(call->caller, live.id)) continue;
     list.push_back({{"id", LiveJobs::shown_name(live.id)},
                     {"state", state_name(live.state)},
@@ -65,20 +66,20 @@ void handle_requests(ServerContext& context, CallPtr call) {
   }
   call->reply_json(dump_json({{"object", "list"},
                                   {"data", std::move(list)},
-                                  {"running", snapshot->running},
-                                  {"waiting", snapshot->waiting},
-                                  {"paused", snapshot->paused},
-                                  {"queued_tokens", snapshot->queued_tokens},
-                                  {"queued_work_seconds", snapshot->queued_work_s}}));
+                                  {"running", picture->running},
+                                  {"waiting", picture->waiting},
+                                  {"paused", picture->paused},
+                                  {"queued_tokens", picture->queued_tokens},
+                                  {"queued_work_seconds", picture->queued_work_s}}));
 }
 
 // llama.cpp's shape: one entry per sequence that may run at a time.
 void handle_slots(ServerContext& context, CallPtr call) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
-  const auto snapshot = model.engine.snapshot();
+  const auto picture = model.engine.picture();
   Json list = Json::array();
   const int64_t slots = model.engine.config().max_num_seqs;
-  for (const LiveRequest& live : snapshot->requests) {
+  for (const LiveRequest& live : picture->requests) {
     if (live.state == RequestState::kQueued || static_cast<int64_t>(list.size()) >= slots) continue;
     if (!may_see(call->caller, live.id)) continue;
     list.push_back({{"id", list.size()},

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "models/model_config.h"
 #include "server/api/choice_decoder.h"
 #include "server/api/handlers.h"
 #include "server/api/json_body.h"

@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "models/head_report.h"
+
 namespace bam {
 
 namespace {
@@ -75,19 +77,19 @@ double load(const std::atomic<uint64_t>& counter) {
 
 void write_engine(TextFormat& out, const Engine& engine) {
   const EngineStats& stats = engine.stats();
-  const auto snapshot = engine.snapshot();
-  out.single("bam_requests_running", "gauge", "Requests in the batch.", static_cast<double>(snapshot->running));
-  out.single("bam_requests_waiting", "gauge", "Requests in the queue.", static_cast<double>(snapshot->waiting));
+  const auto picture = engine.picture();
+  out.single("bam_requests_running", "gauge", "Requests in the batch.", static_cast<double>(picture->running));
+  out.single("bam_requests_waiting", "gauge", "Requests in the queue.", static_cast<double>(picture->waiting));
   out.single("bam_requests_paused", "gauge", "Requests that wait for their reader.",
-             static_cast<double>(snapshot->paused));
+             static_cast<double>(picture->paused));
   out.single("bam_queued_prompt_tokens", "gauge", "Prompt tokens of waiting requests.",
-             static_cast<double>(snapshot->queued_tokens));
+             static_cast<double>(picture->queued_tokens));
   out.single("bam_queued_work_seconds", "gauge", "Predicted work before a new request would start.",
-             snapshot->queued_work_s);
+             picture->queued_work_s);
   out.header("bam_kv_pages", "gauge", "Pages of the KV cache by state.");
-  out.sample("bam_kv_pages", static_cast<double>(snapshot->pages_free), "state=\"free\"");
-  out.sample("bam_kv_pages", static_cast<double>(snapshot->pages_cached), "state=\"cached\"");
-  out.sample("bam_kv_pages", static_cast<double>(snapshot->pages_used), "state=\"used\"");
+  out.sample("bam_kv_pages", static_cast<double>(picture->pages_free), "state=\"free\"");
+  out.sample("bam_kv_pages", static_cast<double>(picture->pages_cached), "state=\"cached\"");
+  out.sample("bam_kv_pages", static_cast<double>(picture->pages_used), "state=\"used\"");
   out.single("bam_kv_capacity_tokens", "gauge", "Tokens that fit when no page is freed early.",
              static_cast<double>(engine.capacity_tokens()));
   out.single("bam_steps_total", "counter", "Engine steps.", load(stats.steps));
@@ -119,11 +121,11 @@ void write_engine(TextFormat& out, const Engine& engine) {
 
 // Pairs of a query row and 64 keys, summed over the heads of each class.
 void write_attention(TextFormat& out, const Engine& engine) {
-  const auto snapshot = engine.snapshot();
+  const auto picture = engine.picture();
   std::map<std::string_view, AttentionCounters> by_class;
   const auto& heads = engine.heads();
-  for (size_t i = 0; i < heads.size() && i < snapshot->attention.size(); ++i) {
-    by_class[head_class(engine.model_config(), heads[i])] += snapshot->attention[i];
+  for (size_t i = 0; i < heads.size() && i < picture->attention.size(); ++i) {
+    by_class[head_class(engine.model_config(), heads[i])] += picture->attention[i];
   }
   out.header("bam_attention_tiles_total", "counter",
              "Pairs of a query row and 64 keys that attention read or proved negligible, by head class.");
@@ -149,11 +151,11 @@ void write_attention(TextFormat& out, const Engine& engine) {
 // The names that vLLM's Grafana board reads.
 void write_vllm(TextFormat& out, const Engine& engine) {
   const EngineStats& stats = engine.stats();
-  const auto snapshot = engine.snapshot();
-  const double pages = static_cast<double>(snapshot->pages_total);
-  out.single("vllm:num_requests_running", "gauge", "Requests in the batch.", static_cast<double>(snapshot->running));
-  out.single("vllm:num_requests_waiting", "gauge", "Requests in the queue.", static_cast<double>(snapshot->waiting));
-  const double used = pages > 0 ? static_cast<double>(snapshot->pages_used) / pages : 0;
+  const auto picture = engine.picture();
+  const double pages = static_cast<double>(picture->pages_total);
+  out.single("vllm:num_requests_running", "gauge", "Requests in the batch.", static_cast<double>(picture->running));
+  out.single("vllm:num_requests_waiting", "gauge", "Requests in the queue.", static_cast<double>(picture->waiting));
+  const double used = pages > 0 ? static_cast<double>(picture->pages_used) / pages : 0;
   out.single("vllm:kv_cache_usage_perc", "gauge", "KV cache use, 1 is full.", used);
   out.single("vllm:gpu_cache_usage_perc", "gauge", "KV cache use, 1 is full (old name).", used);
   out.single("vllm:prompt_tokens_total", "counter", "Prompt tokens read.", load(stats.prompt_tokens));

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "models/model_config.h"
 #include "server/api/engine_constraint.h"
 #include "server/api/token_filter.h"
 

@@ -1,5 +1,6 @@
 #include "server/api/server_context.h"
 
+#include "models/model_config.h"
 #include "server/api/engine_constraint.h"
 
 namespace bam {

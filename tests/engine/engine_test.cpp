@@ -227,9 +227,9 @@ TEST_F(EngineTest, CancelInTheMiddleOfAPrefillFreesPagesAndTheRetryContinues) {
   ASSERT_TRUE(engine.drain(5s));
   const int64_t processed = o.progress.back().processed;
   EXPECT_LT(processed, 20000);
-  const auto snapshot = engine.snapshot();
-  EXPECT_EQ(snapshot->pages_used, 0);
-  EXPECT_GT(snapshot->pages_cached, 0);
+  const auto picture = engine.picture();
+  EXPECT_EQ(picture->pages_used, 0);
+  EXPECT_GT(picture->pages_cached, 0);
 }
 
 TEST_F(EngineTest, ASinkThatIsGoneCancelsAndTheRetryReportsCachedTokens) {
@@ -244,12 +244,12 @@ TEST_F(EngineTest, ASinkThatIsGoneCancelsAndTheRetryReportsCachedTokens) {
   const auto end = std::chrono::steady_clock::now() + 120s;
   const auto cancelled = [&] { return engine_->stats().finished[static_cast<size_t>(FinishReason::kCancelled)] == 1; };
   // Snapshots are published now and then: the request is gone when it was counted and a later picture shows no page.
-  while ((!cancelled() || engine_->snapshot()->running > 0 || engine_->snapshot()->pages_used > 0) &&
+  while ((!cancelled() || engine_->picture()->running > 0 || engine_->picture()->pages_used > 0) &&
          std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(5ms);
   }
   EXPECT_TRUE(cancelled());
-  EXPECT_EQ(engine_->snapshot()->pages_used, 0);
+  EXPECT_EQ(engine_->picture()->pages_used, 0);
   const int64_t processed = sink->peek().progress.back().processed;
   EXPECT_LT(processed, 12000);
   request.id = "retry";
@@ -290,12 +290,12 @@ TEST_F(EngineTest, SnapshotsAndPredictionsDescribeLiveWork) {
   auto sink = std::make_shared<CollectingSink>();
   ASSERT_EQ(engine_->submit(request, sink).status, SubmitStatus::kAccepted);
   const auto described = [&] {
-    const auto s = engine_->snapshot();
+    const auto s = engine_->picture();
     return !s->requests.empty() && s->requests[0].generated_tokens > 0;
   };
   const auto deadline = Clock::now() + 60s;
   while (!described() && Clock::now() < deadline) std::this_thread::sleep_for(5ms);
-  const auto s = engine_->snapshot();
+  const auto s = engine_->picture();
   ASSERT_EQ(s->requests.size(), 1u);
   EXPECT_EQ(s->requests[0].id, "live");
   EXPECT_EQ(s->requests[0].prompt_tokens, 100);
@@ -393,7 +393,7 @@ TEST_F(NanTest, ANanRequestFailsAloneAndLeavesNothingBehind) {
     EXPECT_LE(retry->wait().choices[0].finish.cached_tokens, 64 * 6);
   }
   ASSERT_TRUE(engine.drain(5s));
-  EXPECT_EQ(engine.snapshot()->pages_used, 0);
+  EXPECT_EQ(engine.picture()->pages_used, 0);
 }
 
 }  // namespace

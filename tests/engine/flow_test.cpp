@@ -69,7 +69,7 @@ class FlowTest : public ::testing::Test {
   }
   // Nothing can happen until somebody calls the engine or moves the clock.
   void wait_until_paused(int64_t requests) {
-    while (engine_->snapshot()->paused != requests || engine_->snapshot()->running > 0) std::this_thread::yield();
+    while (engine_->picture()->paused != requests || engine_->picture()->running > 0) std::this_thread::yield();
   }
   uint64_t finished(FinishReason reason) { return engine_->stats().finished[static_cast<size_t>(reason)].load(); }
 
@@ -153,7 +153,7 @@ TEST_F(FlowTest, APausedRequestRestsUntilItIsResumedAndWritesTheSameText) {
     while (sink->tokens() < tokens) std::this_thread::yield();
     wait_until_paused(1);
     ASSERT_EQ(sink->tokens(), tokens) << "a sink that pauses gets nothing more";
-    const auto report = engine_->snapshot();
+    const auto report = engine_->picture();
     ASSERT_EQ(report->requests.size(), 1u);
     EXPECT_EQ(report->requests[0].state, RequestState::kPaused);
     EXPECT_GT(report->pages_used, 0) << "it keeps its pages";
@@ -174,7 +174,7 @@ TEST_F(FlowTest, TheEngineSleepsAndStaysHealthyWhenAllIsPaused) {
   for (int hour = 0; hour < 24; ++hour) {
     time_.advance(1h);
     EXPECT_TRUE(engine_->healthy());
-    EXPECT_EQ(engine_->snapshot()->last_step_age_s, 0);
+    EXPECT_EQ(engine_->picture()->last_step_age_s, 0);
   }
   // Others come and go meanwhile.
   EXPECT_EQ(submit(endless("b", 20))->wait().choices[0].tokens.size(), 20u);
@@ -184,7 +184,7 @@ TEST_F(FlowTest, TheEngineSleepsAndStaysHealthyWhenAllIsPaused) {
   EXPECT_TRUE(engine_->cancel("a"));
   EXPECT_EQ(sink->wait().choices[0].finish.reason, FinishReason::kCancelled);
   EXPECT_TRUE(engine_->drain(1s));
-  EXPECT_EQ(engine_->snapshot()->pages_used, 0);
+  EXPECT_EQ(engine_->picture()->pages_used, 0);
 }
 
 TEST_F(FlowTest, DeadlinesAndDrainRunOnWhilePaused) {

@@ -86,7 +86,7 @@ class CountingSink : public EventSink {
 };
 
 struct NoObserver final : EngineCore::Observer {
-  void before_events(const EngineCore&) override {}
+  void before_events() override {}
   void on_done(const std::string&) override {}
 };
 

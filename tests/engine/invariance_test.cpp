@@ -114,7 +114,7 @@ Totals run_with_pauses(const std::filesystem::path& checkpoint, EngineConfig con
   }
   for (size_t i = 0; i < sinks.size(); ++i) expect_same(requests[i], expected[i], sinks[i]->wait());
   EXPECT_TRUE(engine.drain(std::chrono::seconds(60)));
-  EXPECT_EQ(engine.snapshot()->pages_used, 0);
+  EXPECT_EQ(engine.picture()->pages_used, 0);
   return {engine.stats().preemptions.load(), engine.stats().reach_freed_bytes.load(), engine.stats().pauses.load()};
 }
 
@@ -138,8 +138,8 @@ Totals run_together(const std::filesystem::path& checkpoint, EngineConfig config
     for (size_t i = 0; i < sinks.size(); ++i) expect_same(requests[i], expected[i], sinks[i]->wait());
   }
   EXPECT_TRUE(engine.drain(std::chrono::seconds(60)));
-  const auto snapshot = engine.snapshot();
-  EXPECT_EQ(snapshot->pages_free + snapshot->pages_cached, snapshot->pages_total);
+  const auto picture = engine.picture();
+  EXPECT_EQ(picture->pages_free + picture->pages_cached, picture->pages_total);
   return {engine.stats().preemptions.load(), engine.stats().reach_freed_bytes.load(), 0};
 }
 

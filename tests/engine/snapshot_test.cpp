@@ -73,7 +73,7 @@ class SnapshotTest : public ::testing::Test {
     Running r = start(config, tokenizer, isa);
     const auto result = r.engine->restore_snapshot("doc");
     if (result.ok()) return "";
-    const auto s = r.engine->snapshot();
+    const auto s = r.engine->picture();
     EXPECT_EQ(s->pages_free, s->pages_total) << "a refused snapshot takes no memory";
     return result.error().what();
   }
@@ -113,10 +113,10 @@ TEST_F(SnapshotTest, RestoringTwiceKeepsOneCopy) {
   make_document(1000);
   Running r = start(small_config());
   ASSERT_TRUE(r.engine->restore_snapshot("doc").ok());
-  const int64_t cached = r.engine->snapshot()->pages_cached;
+  const int64_t cached = r.engine->picture()->pages_cached;
   ASSERT_TRUE(r.engine->restore_snapshot("doc").ok());
   r.run(question_);
-  EXPECT_LE(r.engine->snapshot()->pages_cached, cached + 16);
+  EXPECT_LE(r.engine->picture()->pages_cached, cached + 16);
 }
 
 TEST_F(SnapshotTest, TruncatedFilesAreRefused) {
@@ -146,7 +146,7 @@ TEST_F(SnapshotTest, EveryAlteredByteIsNoticed) {
     const auto result = r.engine->restore_snapshot("doc");
     EXPECT_FALSE(result.ok()) << "byte " << at;
   }
-  EXPECT_EQ(r.engine->snapshot()->pages_free, r.engine->snapshot()->pages_total);
+  EXPECT_EQ(r.engine->picture()->pages_free, r.engine->picture()->pages_total);
 }
 
 TEST_F(SnapshotTest, AnythingThatDiffersIsRefusedByName) {
@@ -230,7 +230,7 @@ TEST_F(SnapshotTest, PagesAreCopiedInPiecesBetweenSteps) {
   TestModel owner(model_dir_.path());
   const auto model = owner.load();
   struct NoObserver final : EngineCore::Observer {
-    void before_events(const EngineCore&) override {}
+    void before_events() override {}
     void on_done(const std::string&) override {}
   } observer;
   EngineStats stats;

@@ -89,7 +89,7 @@ TEST(EngineStress, SubmitCancelAndDisconnectFromManyThreads) {
     }
     threads.emplace_back([&] {
       while (!stop) {
-        const auto s = engine.snapshot();
+        const auto s = engine.picture();
         EXPECT_EQ(s->pages_free + s->pages_cached + s->pages_used, s->pages_total);
         engine.healthy();
         engine.predict_ttft_s(1000);
@@ -106,7 +106,7 @@ TEST(EngineStress, SubmitCancelAndDisconnectFromManyThreads) {
     stop = true;
     for (std::thread& thread : threads) thread.join();
     if (engine.drain(60s)) {
-      EXPECT_EQ(engine.snapshot()->pages_used, 0);
+      EXPECT_EQ(engine.picture()->pages_used, 0);
     } else {
       ADD_FAILURE() << "requests are left over";
     }

@@ -52,7 +52,7 @@ class Completions : public ::testing::Test {
     run_until(call, [&] { return call.answer.has_value() || (call.stream && call.stream->closed); });
   }
   void wait_idle() {
-    while (engine_.snapshot()->running + engine_.snapshot()->waiting > 0) std::this_thread::yield();
+    while (engine_.picture()->running + engine_.picture()->waiting > 0) std::this_thread::yield();
   }
   Json reply(FakeCall& call) {
     run_to_answer(call);
@@ -80,7 +80,7 @@ std::string body(const std::string& more) { return std::string("{") + kPrompt + 
 TEST_F(Completions, NothingReachesTheEngineBeforeTheJobIsOpen) {
   const auto made = call(body(R"("max_tokens": 3)"));
   EXPECT_EQ(engine_.stats().prompt_tokens.load(), 0u);
-  EXPECT_EQ(engine_.snapshot()->requests.size(), 0u);
+  EXPECT_EQ(engine_.picture()->requests.size(), 0u);
   EXPECT_EQ(context_.jobs.size(), 1u) << "but it can be cancelled by then";
   EXPECT_EQ(reply(*made)["usage"]["completion_tokens"], 3);
   EXPECT_EQ(context_.jobs.size(), 0u);
