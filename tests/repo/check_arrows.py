@@ -42,6 +42,9 @@ OUTSIDE = [
     ("regular-expression", re.compile(r"^regex$"), ()),
 ]
 
+# Headers that a room must not see even through the headers that it may include.
+UNSEEN = {"server/": {"kernels/backend.h"}}
+
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -73,8 +76,27 @@ def check_include(root: Path, path: Path, quote: str, target: str) -> str | None
     return None
 
 
+def seen_through(root: Path, path: str, unseen: set[str], known: dict[str, list[str]]) -> list[str] | None:
+    """The chain of includes from `path` to one of `unseen`, or None. `known`: the includes of files looked at before."""
+    chains = [[path]]
+    visited = {path}
+    while chains:
+        chain = chains.pop()
+        if chain[-1] not in known:
+            file = root / chain[-1]
+            text = file.read_text(encoding="utf-8") if file.exists() else ""
+            known[chain[-1]] = [match[2] for match in INCLUDE.finditer(text) if match[1] == '"']
+        for target in known[chain[-1]]:
+            if target in unseen:
+                return [*chain, target]
+            if target not in visited:
+                visited.add(target)
+                chains.append([*chain, target])
+    return None
+
+
 def check_tree(root: Path) -> tuple[int, list[str]]:
-    looked_at, problems = 0, []
+    looked_at, problems, known = 0, [], {}
     for path in repo_files(root):
         room = room_of(path.as_posix())
         if not room:
@@ -86,6 +108,9 @@ def check_tree(root: Path) -> tuple[int, list[str]]:
                 problem = check_include(root, path, match[1], match[2])
                 if problem:
                     problems.append(f"{path}:{line_of(text, match.start())}: {problem}")
+            for prefix, unseen in UNSEEN.items():
+                if path.as_posix().startswith(prefix) and (chain := seen_through(root, path.as_posix(), unseen, known)):
+                    problems.append(f"{path}: sees {' <- '.join(reversed(chain[1:]))}")
         elif path.name == "CMakeLists.txt":
             text = re.sub(r"#.*", "", (root / path).read_text(encoding="utf-8"))
             for match in re.finditer(r"\bbam_([a-z_]+)\b", text):
@@ -108,6 +133,9 @@ SELF_TEST = [
     ("engine/http.cpp", "#include <drogon/drogon.h>\n", "Drogon header"),
     ("engine/gpu.cpp", "#include <cublasLt.h>\n", "CUDA header"),
     ("server/api/tensor.cpp", '#include "kernels/tensor.h"\n', "server/api must not include kernels/tensor.h"),
+    ("engine/leak.h", '#include "kernels/backend.h"\n', None),
+    ("kernels/backend.h", "", None),
+    ("server/api/leak.cpp", '#include "engine/leak.h"\n', "sees kernels/backend.h <- engine/leak.h"),
     ("app/ok_json.cpp", "#include <nlohmann/json.hpp>\n// #include \"app/x.h\"\n", None),
     ("server/api/drogon.cpp", "#include <drogon/drogon.h>\n", "Drogon header"),
     ("server/api/up.cpp", '#include "server/http/ok.h"\n', "server/api must not include server/http/ok.h"),
