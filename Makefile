@@ -12,7 +12,7 @@ STEP := scripts/timed.sh
 SOURCES = $(shell git ls-files -co --exclude-standard -- '*.h' '*.cpp' '*.cu' '*.cuh')
 SHELL_SCRIPTS = $(shell git ls-files -co --exclude-standard -- '*.sh' .ci/run)
 
-.PHONY: help setup build serve test quick sanitize web-test bench soak fuzz format lint docker-test cuda asan tsan debug clean
+.PHONY: help setup build serve test quick sanitize web-test bench soak fuzz format lint docker-test cuda cluster asan tsan debug clean
 
 help: ## this list
 	@echo 'bam: inference server for BAM language models'
@@ -77,6 +77,10 @@ debug: setup ## build into build-debug/ without optimisation
 
 cuda: setup ## build into build-cuda/ with the CUDA plugin (needs nvcc)
 	@$(STEP) 'build build-cuda' scripts/build.sh cuda
+
+cluster: ## build with the transports for several machines (installs Gloo, Open MPI, hiredis)
+	@scripts/setup.sh --cluster
+	@$(STEP) 'build' scripts/build.sh release bam bam_gloo bam_mpi
 
 docker-test: ## build the CPU image, run the server from it, check the deployment files
 	@$(STEP) 'docker test' docker/test.sh $(ARGS)

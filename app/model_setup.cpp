@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/json_fields.h"
 #include "base/mapped_file.h"
+#include "base/plugin.h"
 #include "engine/capacity.h"
 #include "kernels/device.h"
 #include "models/bam.h"
@@ -16,12 +17,6 @@ namespace bam {
 namespace fs = std::filesystem;
 
 namespace {
-
-fs::path executable_dir() {
-  std::error_code error;
-  const fs::path self = fs::read_symlink("/proc/self/exe", error);
-  return error ? fs::current_path() : self.parent_path();
-}
 
 fs::path find_demo() {
   std::vector<fs::path> places;

@@ -41,3 +41,17 @@ function(bam_library name)
   target_include_directories(bam_${name} PUBLIC ${CMAKE_SOURCE_DIR})
   target_link_libraries(bam_${name} PUBLIC ${ARG_DEPS} PRIVATE ${ARG_PRIVATE_DEPS})
 endfunction()
+
+# bam_plugin_abi(variable header…): a text that changes with the version, the compiler and these headers of the current
+# folder. Program and plugin believe each other only if it is the same (base/plugin.h).
+function(bam_plugin_abi variable)
+  set(digests ${CMAKE_CXX_COMPILER_ID})
+  foreach(header ${ARGN})
+    file(SHA256 ${CMAKE_CURRENT_SOURCE_DIR}/${header} digest)
+    list(APPEND digests ${digest})
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${header})
+  endforeach()
+  string(SHA256 digest "${digests}")
+  string(SUBSTRING ${digest} 0 12 digest)
+  set(${variable} "${PROJECT_VERSION}-${digest}" PARENT_SCOPE)
+endfunction()

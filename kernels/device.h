@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "kernels/backend.h"
 
@@ -17,9 +16,5 @@ std::unique_ptr<Backend> make_backend(const std::string& device, const BackendOp
 
 // Whether `device` is a word that make_backend() knows; `index` becomes the N of cuda:N.
 bool parse_device(const std::string& device, int& index);
-
-// Files that are tried for a plugin, in order: $BAM_PLUGIN_DIR alone if it is set; else beside the program, in lib/bam
-// of its installation, and wherever the loader looks (a bare name).
-std::vector<std::string> plugin_candidates(const std::string& file_name);
 
 }  // namespace bam

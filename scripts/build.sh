@@ -14,10 +14,12 @@ if [[ $preset == release ]]; then dir=build; else dir=build-$preset; fi
 # Objects are the same in every checkout, so a second clone takes them from the compiler cache.
 export CCACHE_BASEDIR=$REPO_ROOT CCACHE_NOHASHDIR=1
 
-# Ninja itself re-runs CMake when a CMake file changes; what it cannot see is that Drogon moved or was replaced.
+# Ninja itself re-runs CMake when a CMake file changes; what it cannot see is that Drogon moved or was replaced, or that a
+# library of `setup.sh --cluster` has come.
 drogon_dir=$(sed -n 's/^Drogon_DIR:PATH=//p' "$dir/CMakeCache.txt" 2>/dev/null || true)
 prefix=$(scripts/setup.sh --print-prefix 2>/dev/null || true)
-if [[ ! -f $dir/build.ninja || ! -d $drogon_dir || (-n $prefix && $drogon_dir != "$prefix"/*) ]]; then
+if [[ ! -f $dir/build.ninja || ! -d $drogon_dir || (-n $prefix && $drogon_dir != "$prefix"/*) ]] ||
+  { [[ -f /usr/include/gloo/config.h ]] && grep -q '^BAM_GLOO:FILEPATH=BAM_GLOO-NOTFOUND' "$dir/CMakeCache.txt"; }; then
   rm -rf "$dir/CMakeCache.txt" "$dir/CMakeFiles"
   mkdir -p "$dir"
   run_step "$dir/configure.log" "configuring $dir" cmake --preset "$preset"

@@ -12,7 +12,9 @@ PACKAGES_BUILD=(
   # tests and micro-benchmarks are part of every build
   libgtest-dev libbenchmark-dev python3
 )
-PACKAGES_TESTS=(curl haproxy openssl python3-numpy python3-yaml)
+# Transports between machines, each a plugin that is built when its library is there.
+PACKAGES_CLUSTER=(libgloo-dev libopenmpi-dev openmpi-bin libhiredis-dev)
+PACKAGES_TESTS=("${PACKAGES_CLUSTER[@]}" redis-server iproute2 curl haproxy openssl python3-numpy python3-yaml)
 # numpy makes the random checkpoints; oneDNN is there to be compared with.
 PACKAGES_BENCH=(python3-numpy libdnnl-dev)
 PACKAGES_FUZZ=(clang libclang-rt-dev llvm)

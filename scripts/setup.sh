@@ -17,6 +17,7 @@ Usage: scripts/setup.sh [GROUP]… | --print-prefix | --list
 Installs Debian packages (as root or through sudo) and, where the machine has none, builds Drogon with our
 changes once into a cache that later checkouts reuse. With no GROUP: what building and serving need.
 
+  --cluster       also Gloo, Open MPI and hiredis, for one server on several machines
   --tests         also what `make test` needs
   --bench         also what `make bench` needs
   --fuzz          also clang with its sanitizers and libFuzzer
@@ -36,6 +37,7 @@ packages=("${PACKAGES_BUILD[@]}")
 list=0
 for arg in "$@"; do
   case $arg in
+    --cluster) packages+=("${PACKAGES_CLUSTER[@]}") ;;
     --tests) packages+=("${PACKAGES_TESTS[@]}") ;;
     --bench) packages+=("${PACKAGES_BENCH[@]}") ;;
     --fuzz) packages+=("${PACKAGES_FUZZ[@]}") ;;

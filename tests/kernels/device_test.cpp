@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "base/error.h"
+#include "base/plugin.h"
 
 namespace bam {
 namespace {

@@ -33,12 +33,13 @@ OUTSIDE = [
     ("Drogon", re.compile(r"^(drogon|trantor)/"), ("server/http/",)),
     ("JSON", re.compile(r"^(nlohmann|json)/"), ("base/json", "app/")),
     ("CUDA", re.compile(r"^(cuda|cublas|cudnn|nv|cub/|thrust/|mma\.h|curand)"), ("kernels/cuda/",)),
+    ("transport", re.compile(r"^(gloo/|mpi\.h|hiredis/)"), ("transport/",)),
     ("sentencepiece", re.compile(r"^sentencepiece"), ("models/",)),
     ("libcurl", re.compile(r"^curl/"), ("app/",)),
     ("command-line", re.compile(r"^CLI/"), ("app/",)),
     ("xxHash", re.compile(r"^xxhash"), ("base/",)),
     ("Highway", re.compile(r"^hwy/"), ("kernels/",)),
-    ("file", re.compile(r"^(fstream|filesystem)$"), ("base/", "models/", "engine/", "server/", "app/")),
+    ("file", re.compile(r"^(fstream|filesystem)$"), ("base/", "transport/", "models/", "engine/", "server/", "app/")),
     ("regular-expression", re.compile(r"^regex$"), ()),
 ]
 

@@ -1,0 +1,214 @@
+#include "transport/wire_transport.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "base/check.h"
+#include "transport/mailbox.h"
+
+namespace bam {
+
+namespace {
+
+// A message travels as frames of one size, the first of which says how long it is and holds its beginning; what does not fit
+// follows in pieces, each well within a deadline.
+constexpr size_t kFrameBytes = 512;
+constexpr size_t kPieceBytes = size_t{1} << 20;
+constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 33;
+constexpr uint32_t kMagic = 0x316d6162;
+constexpr uint32_t kAlive = 0x100, kLost = 0x101;  // kinds beside the channels
+constexpr int kBeatsPerDeadline = 4;
+
+struct FrameHead {
+  uint32_t magic = kMagic;
+  uint32_t kind = 0;
+  uint64_t length = 0;  // of the whole message
+};
+constexpr size_t kInlineBytes = kFrameBytes - sizeof(FrameHead);
+using Frame = std::array<std::byte, kFrameBytes>;
+
+class WireTransport : public Transport {
+ public:
+  WireTransport(std::unique_ptr<Wire> wire, std::chrono::milliseconds deadline)
+      : wire_(std::move(wire)),
+        deadline_(deadline),
+        mailbox_(wire_->size()),
+        peers_(static_cast<size_t>(wire_->size())) {
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer != rank()) readers_.emplace_back([this, peer] { read(peer); });
+    }
+    keeper_ = std::thread([this] { keep(); });
+  }
+
+  ~WireTransport() override {
+    abort("it left the group");
+    keeper_.join();  // closes the wire
+    for (std::thread& reader : readers_) reader.join();
+  }
+
+  int rank() const override { return wire_->rank(); }
+  int size() const override { return wire_->size(); }
+  std::string description() const override { return wire_->description(); }
+
+  void send(int to, Channel channel, std::span<const std::byte> message) override {
+    BAM_CHECK(to >= 0 && to < size() && to != rank());
+    mailbox_.throw_if_lost();
+    try {
+      write(to, static_cast<uint32_t>(channel), message);
+    } catch (const std::exception& e) {
+      lose(to, e.what());
+      mailbox_.throw_if_lost();
+    }
+  }
+
+  bool receive(int from, Channel channel, std::vector<std::byte>& message, std::chrono::milliseconds timeout) override {
+    BAM_CHECK(from >= 0 && from < size() && from != rank());
+    return mailbox_.take(from, channel, message, timeout);
+  }
+
+  void abort(const std::string& why) noexcept override {
+    try {
+      lose(rank(), why);
+    } catch (...) {  // no memory for the words
+      wire_->close();
+    }
+  }
+
+ private:
+  void write(int to, uint32_t kind, std::span<const std::byte> message) {
+    const FrameHead head{kMagic, kind, message.size()};
+    Frame frame{};
+    std::memcpy(frame.data(), &head, sizeof head);
+    const size_t first = std::min(message.size(), kInlineBytes);
+    if (first > 0) std::memcpy(frame.data() + sizeof head, message.data(), first);
+    const std::lock_guard lock(peers_[static_cast<size_t>(to)].writing);
+    wire_->send(to, frame);
+    for (size_t at = first; at < message.size(); at += kPieceBytes) {
+      wire_->send(to, message.subspan(at, std::min(kPieceBytes, message.size() - at)));
+    }
+  }
+
+  void read(int peer) {
+    Frame frame;
+    std::vector<std::byte> message;
+    try {
+      while (true) {
+        wire_->receive(peer, frame);
+        FrameHead head;
+        std::memcpy(&head, frame.data(), sizeof head);
+        const bool is_channel = head.kind < static_cast<uint32_t>(kNumChannels);
+        if (head.magic != kMagic || head.length > kMaxMessageBytes ||
+            (!is_channel && (head.length > kInlineBytes || (head.kind != kAlive && head.kind != kLost)))) {
+          throw Error("it sent something that is not a message");
+        }
+        const auto begin = frame.begin() + sizeof head;
+        if (head.kind == kAlive) continue;
+        if (head.kind == kLost) return hear_of_loss({&*begin, static_cast<size_t>(head.length)}, peer);
+        message.resize(head.length);
+        const size_t first = std::min<size_t>(head.length, kInlineBytes);
+        std::copy_n(begin, first, message.begin());
+        for (size_t at = first; at < message.size(); at += kPieceBytes) {
+          wire_->receive(peer, {message.data() + at, std::min(kPieceBytes, message.size() - at)});
+        }
+        mailbox_.put_swap(peer, static_cast<Channel>(head.kind), message);
+      }
+    } catch (const std::exception& e) {
+      lose(peer, e.what());
+    }
+  }
+
+  // kLost: int32 rank, then the reason.
+  void hear_of_loss(std::span<const std::byte> text, int peer) {
+    int32_t who = peer;
+    if (text.size() < sizeof who) return lose(peer, "it left the group");
+    std::memcpy(&who, text.data(), sizeof who);
+    if (who < 0 || who >= size()) who = peer;
+    lose(who, {reinterpret_cast<const char*>(text.data()) + sizeof who, text.size() - sizeof who});
+  }
+
+  void lose(int who, const std::string& why) {
+    if (!mailbox_.lose(who, why)) return;
+    {
+      const std::lock_guard lock(mutex_);
+      const int32_t number = who;
+      farewell_.resize(sizeof number);
+      std::memcpy(farewell_.data(), &number, sizeof number);
+      farewell_ += why.substr(0, kInlineBytes - sizeof number);
+      lost_rank_ = who;
+      lost_ = true;
+    }
+    ended_.notify_all();
+  }
+
+  // The keeper: signs of life until the group is lost, then the news, then the end of the wire.
+  void keep() {
+    const auto beat = std::max(deadline_ / kBeatsPerDeadline, std::chrono::milliseconds(1));
+    std::unique_lock lock(mutex_);
+    while (!ended_.wait_for(lock, beat, [&] { return lost_; })) {
+      lock.unlock();
+      for (int peer = 0; peer < size(); ++peer) {
+        if (peer != rank()) say(peer, kAlive, {});
+      }
+      lock.lock();
+    }
+    const std::string farewell = farewell_;
+    const int lost = lost_rank_;
+    lock.unlock();
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer != rank() && peer != lost) say_quietly(peer, kLost, farewell);
+    }
+    wire_->close();
+  }
+
+  void say(int peer, uint32_t kind, const std::string& text) {
+    try {
+      write(peer, kind, std::as_bytes(std::span(text)));
+    } catch (const std::exception& e) {
+      lose(peer, e.what());
+    }
+  }
+
+  // Who cannot be told hears it from the wire's end.
+  void say_quietly(int peer, uint32_t kind, const std::string& text) noexcept {
+    try {
+      // A sender that waits for a lost rank holds its lock for up to a deadline: not worth waiting for.
+      const std::unique_lock lock(peers_[static_cast<size_t>(peer)].writing, std::try_to_lock);
+      if (!lock) return;
+      Frame frame{};
+      const FrameHead head{kMagic, kind, text.size()};
+      std::memcpy(frame.data(), &head, sizeof head);
+      std::memcpy(frame.data() + sizeof head, text.data(), text.size());
+      wire_->send(peer, frame);
+    } catch (...) {
+    }
+  }
+
+  struct Peer {
+    std::mutex writing;
+  };
+  std::unique_ptr<Wire> wire_;
+  std::chrono::milliseconds deadline_;
+  Mailbox mailbox_;
+  std::vector<Peer> peers_;
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool lost_ = false;
+  int lost_rank_ = -1;
+  std::string farewell_;  // rank and reason
+  std::vector<std::thread> readers_;
+  std::thread keeper_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_wire_transport(std::unique_ptr<Wire> wire, std::chrono::milliseconds deadline) {
+  return std::make_unique<WireTransport>(std::move(wire), deadline);
+}
+
+}  // namespace bam
