@@ -16,6 +16,7 @@
 #include "kernels/paged_kv.h"
 #include "models/head_report.h"
 #include "models/spectral.h"
+#include "models/stage_split.h"
 #include "models/weights.h"
 
 namespace bam {
@@ -37,6 +38,8 @@ struct Inspection {
   int page_size = 0;
   int64_t max_chunk = 0;
   std::optional<AttentionMeasurement> measured;
+  std::vector<StageShare> stages;  // empty: not asked for
+  DType weight_dtype = DType::kF32, kv_dtype = DType::kF16;
 };
 
 // Everything comes from the mapped file: no weight is converted but the q and k projections of one layer at a time.
@@ -46,6 +49,8 @@ Inspection inspect_checkpoint(const ModelSettings& settings, const std::vector<i
   out.config = load_model_config(out.checkpoint);
   const ModelConfig& config = out.config;
   const DType weight_dtype = choose_weight_dtype(settings.dtype, config);
+  out.weight_dtype = weight_dtype;
+  out.kv_dtype = settings.engine.kv_dtype;
   const CheckpointWeights weights = load_weights(out.checkpoint, config);
   out.file_bytes = weights.file_bytes;
   out.num_files = static_cast<int64_t>(weights.files.size());
@@ -77,6 +82,20 @@ Inspection inspect_checkpoint(const ModelSettings& settings, const std::vector<i
                             ? settings.engine.kv_memory_bytes
                             : auto_kv_bytes(free_bytes - std::min(free_bytes, weight_bytes));
   return out;
+}
+
+std::vector<StageShare> share_layers(const Inspection& in, int stages) {
+  if (stages > in.config.num_layers) {
+    throw UsageError("--stages: {} stages need as many layers, the model has {}", stages, in.config.num_layers);
+  }
+  std::vector<HeadReport> heads = in.heads;
+  for (HeadReport& head : heads) {
+    const int64_t group =
+        head.layer * in.config.num_kv_heads + head.head / (in.config.num_heads / in.config.num_kv_heads);
+    if (in.group_reach[static_cast<size_t>(group)] < 0) head.reach = -1;
+  }
+  const std::vector<LayerCost> costs = layer_costs(in.config, heads, kSplitContext);
+  return stage_shares(in.config, costs, split_layers(costs, stages));
 }
 
 struct KvCost {
@@ -116,6 +135,54 @@ Json to_json(const AttentionMeasurement& in) {
           {"right", in.right},
           {"kv_bytes", in.kv_bytes},
           {"classes", std::move(classes)}};
+}
+
+// A stage's bytes: weights as they are held, and KV of one sequence at the length for which layers were split.
+struct StageBytes {
+  double weights, kv;
+};
+
+StageBytes stage_bytes(const Inspection& in, const StageShare& stage) {
+  const int64_t kv_heads = in.config.num_kv_heads;
+  const auto begin = in.group_reach.begin() + stage.range.first_layer * kv_heads;
+  const KvGeometry geometry(in.page_size, {begin, begin + stage.range.num_layers * kv_heads}, in.max_chunk);
+  const KvLayout layout = make_kv_layout(in.kv_dtype, static_cast<int>(in.config.head_dim), in.page_size);
+  return {static_cast<double>(stage.parameters) * dtype_bits(in.weight_dtype) / 8,
+          static_cast<double>(geometry.pages_for(kSplitContext)) * static_cast<double>(layout.page_bytes())};
+}
+
+double slowest_share(const Inspection& in) { return std::ranges::max(in.stages, {}, &StageShare::time).time; }
+
+Json stages_to_json(const Inspection& in) {
+  Json list = Json::array();
+  for (const StageShare& stage : in.stages) {
+    const StageBytes bytes = stage_bytes(in, stage);
+    list.push_back({{"first_layer", stage.range.first_layer},
+                    {"layers", stage.range.num_layers},
+                    {"time_share", stage.time},
+                    {"page_share", stage.pages},
+                    {"weight_bytes", bytes.weights},
+                    {"kv_bytes", bytes.kv}});
+  }
+  return {{"context", kSplitContext},
+          {"split", std::move(list)},
+          {"prompt_speedup", 1 / slowest_share(in)},
+          {"bytes_per_token_and_boundary", in.config.hidden_size * 4}};
+}
+
+void append_stages(const Inspection& in, std::string& out) {
+  out += fmt::format("\nstage  layers     time   weights   KV ({}) of one context of {}\n", dtype_name(in.kv_dtype),
+                     format_magnitude(kSplitContext));
+  for (size_t i = 0; i < in.stages.size(); ++i) {
+    const StageShare& stage = in.stages[i];
+    const StageBytes bytes = stage_bytes(in, stage);
+    out +=
+        fmt::format("{:>5}  {:>2} - {:<3} {:>5.1f}%  {:>9} {:>13}\n", i, stage.range.first_layer,
+                    stage.range.first_layer + stage.range.num_layers - 1, 100 * stage.time,
+                    format_bytes(static_cast<uint64_t>(bytes.weights)), format_bytes(static_cast<uint64_t>(bytes.kv)));
+  }
+  out += fmt::format("A long prompt is read {:.2f} times as fast; {} bytes per token go from a stage to the next.\n",
+                     1 / slowest_share(in), in.config.hidden_size * 4);
 }
 
 Json to_json(const Inspection& in) {
@@ -165,6 +232,7 @@ Json to_json(const Inspection& in) {
               {"kv", std::move(kv)},
               {"prior", std::move(heads)}};
   if (in.measured) out["measured"] = to_json(*in.measured);
+  if (!in.stages.empty()) out["stages"] = stages_to_json(in);
   return out;
 }
 
@@ -215,6 +283,7 @@ void print_text(const Inspection& in) {
     for (size_t k = 0; k < in.lengths.size(); ++k) out += fmt::format("  {:>12}", reach_text(in.reach[k][i]));
     out += "\n";
   }
+  if (!in.stages.empty()) append_stages(in, out);
   if (in.measured) append_measurement(*in.measured, out);
   std::cout << out;
 }
@@ -229,9 +298,13 @@ int run_inspect(int argc, char** argv) {
   bool json = false;
   std::vector<int64_t> lengths;
   int64_t measure = 0;
+  int stages = 0;
   app.add_option("--measure", measure, "also run a passkey prompt of N tokens and count what attention visited")
       ->type_name("N")
       ->check(CLI::Range(int64_t{128}, kMaxPositions));
+  app.add_option("--stages", stages, "also show how N stages would share the layers")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1024));
   app.add_flag("--json", json, "print one JSON object");
   app.add_option("--at", lengths, "context lengths for the reach (default 4096 65536 1048576)")
       ->type_name("N")
@@ -239,10 +312,11 @@ int run_inspect(int argc, char** argv) {
   OptionFlags flags(app, [](const ServeOption& option) { return option.model; });
   app.footer(
       "Examples:\n  bam inspect --model demo\n  bam inspect --model ./my-checkpoint --at 512 524288 --json\n"
-      "  bam inspect --model demo --measure 65536");
+      "  bam inspect --model demo --measure 65536\n  bam inspect --model demo --stages 2");
   return flags.run(app, argc, argv, [&](const ServeConfig& config) {
     if (lengths.empty()) lengths = {4096, 65536, 1048576};
     Inspection result = inspect_checkpoint(config.model, lengths);
+    if (stages > 0) result.stages = share_layers(result, stages);
     if (measure > 0) result.measured = measure_attention(config.model, measure);
     if (json) {
       std::cout << to_json(result).dump(2) << "\n";

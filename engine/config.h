@@ -27,6 +27,9 @@ struct EngineConfig {
   double promote_after_s = 30;            // work that got no row for so long goes before every priority
   double queue_timeout_s = 0;             // 0: none
   std::filesystem::path kv_dir;           // snapshots; empty: off
+  // With stages on several ranks:
+  int replay_limit = 2;          // losses of a rank that a request survives; 0: the first one ends the server
+  double group_timeout_s = 120;  // for the ranks to come together, at start and after a loss
 };
 
 }  // namespace bam

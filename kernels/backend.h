@@ -144,6 +144,9 @@ class Backend {
 
   // x[r, :] = table[tokens[r], :]; `table` stays in host memory on the CPU (mapped checkpoint).
   virtual void embed(const HostMatrix& table, std::span<const int32_t> tokens, float* x) = 0;
+  // x [rows, hidden] = host: the start of a step whose rows have come through earlier layers elsewhere, as embed() is of
+  // one that begins with tokens.
+  virtual void load_rows(std::span<const float> host, float* x);
   // Adds the sinusoidal position vectors of each sequence's rows to x [rows, hidden].
   virtual void add_sinusoidal(std::span<const SequenceRows> sequences, double theta, int64_t hidden, float* x) = 0;
   // out = x * rsqrt(mean(x^2) + eps) * weight, rows of `hidden`.

@@ -41,7 +41,7 @@ std::vector<float> probabilities(const AttentionSpec& spec, int head, int64_t po
 AttentionProbe::AttentionProbe(BamModel& model, std::span<const int32_t> tokens, int layer, int head, int64_t position)
     : model_(model), layer_(layer), head_(head) {
   const ModelConfig& config = model.config();
-  BAM_CHECK(layer >= 0 && layer < config.num_layers && head >= 0 && head < config.num_heads);
+  BAM_CHECK(layer >= model.stage().first_layer && layer < config.num_layers && head >= 0 && head < config.num_heads);
   BAM_CHECK(position >= 0 && position < static_cast<int64_t>(tokens.size()));
   tokens_.assign(tokens.begin(), tokens.begin() + position + 1);
   const int64_t pages = (position + kTileKeys) / kTileKeys;
@@ -56,23 +56,30 @@ AttentionProbe::AttentionProbe(BamModel& model, std::span<const int32_t> tokens,
 
 AttentionProbe::~AttentionProbe() = default;
 
-void AttentionProbe::advance(int64_t rows) {
+bool AttentionProbe::passes_on() const { return layer_ >= model_.stage().first_layer + model_.stage().num_layers; }
+
+int64_t AttentionProbe::advance(int64_t rows, const float* residual_in, float* residual_out) {
   const ModelConfig& config = model_.config_;
   Backend& backend = model_.backend_;
   const int64_t begin = num_computed_, count = static_cast<int64_t>(tokens_.size());
   rows = std::min({rows, model_.options_.max_rows, count - begin});
-  if (rows <= 0) return;
+  if (rows <= 0) return 0;
   model_.reserve_positions(count);
   const SequenceRows sequence{table_.data(), kv_.num_pages / model_.num_groups(), 0, rows, begin};
   const auto tokens = std::span(tokens_).subspan(static_cast<size_t>(begin), static_cast<size_t>(rows));
-  const ForwardInput input{tokens, {&sequence, 1}, {}};
+  ForwardInput input{tokens, {&sequence, 1}, {}};
+  input.residual_in = residual_in;
   const std::vector<AttentionCounters> counters_before = model_.counters_;
-  backend.embed(model_.embedding_, input.tokens, model_.scratch_->residual());
-  if (config.position_encoding == PositionEncoding::kSinusoidal) {
-    backend.add_sinusoidal(input.sequences, config.sinusoidal_theta, config.hidden_size, model_.scratch_->residual());
+  model_.begin_rows(input);
+  const int first = model_.stage().first_layer, end = std::min(layer_, first + model_.stage().num_layers);
+  for (int i = first; i < end; ++i) model_.run_layer(model_.layer_at(i), input, kv_, rows);
+  if (passes_on()) {
+    backend.read_floats(model_.scratch_->residual(), {residual_out, static_cast<size_t>(rows * config.hidden_size)});
+    model_.counters_ = counters_before;
+    num_computed_ += rows;
+    return rows;
   }
-  for (int i = 0; i < layer_; ++i) model_.run_layer(*model_.layers_[static_cast<size_t>(i)], input, kv_, rows);
-  BamModel::Layer& layer = *model_.layers_[static_cast<size_t>(layer_)];
+  BamModel::Layer& layer = model_.layer_at(layer_);
   model_.project_qkv(layer, rows);
   backend.write_kv(*layer.attention, kv_, input.sequences, model_.scratch_->wide->data());  // rotates, too
   model_.counters_ = counters_before;  // the serving statistics are about served requests
@@ -90,10 +97,11 @@ void AttentionProbe::advance(int64_t rows) {
     const float* row = qkv_.data() + (rows - 1) * width + head_ * dim;
     query_.assign(row, row + dim);
   }
+  return rows;
 }
 
 std::vector<float> AttentionProbe::result() const {
-  BAM_CHECK(done());
+  BAM_CHECK(done() && !passes_on());
   const auto& weights = model_.weights_.layers[static_cast<size_t>(layer_)];
   return probabilities(attention_spec(model_.config_, weights, layer_), head_, static_cast<int64_t>(tokens_.size()) - 1,
                        query_, keys_);

@@ -37,9 +37,15 @@ HostMatrix host_matrix(const WeightView& view) {
 BamModel::BamModel(Backend& backend, ModelConfig config, CheckpointWeights weights, ModelOptions options)
     : backend_(backend), config_(std::move(config)), options_(options), weights_(std::move(weights)) {
   BAM_CHECK(options_.max_rows > 0 && options_.max_logit_rows > 0);
+  StageRange& range = options_.stage;
+  if (range.num_layers < 0) range.num_layers = static_cast<int>(config_.num_layers) - range.first_layer;
+  BAM_CHECK(range.first_layer >= 0 && range.num_layers > 0 &&
+            range.first_layer + range.num_layers <= config_.num_layers);
   group_reach_.assign(static_cast<size_t>(num_groups()), -1);
-  counters_.resize(static_cast<size_t>(config_.num_layers * config_.num_heads));
-  for (int i = 0; i < config_.num_layers; ++i) build_layer(weights_.layers[static_cast<size_t>(i)], i);
+  counters_.resize(static_cast<size_t>(range.num_layers * config_.num_heads));
+  for (int i = range.first_layer; i < range.first_layer + range.num_layers; ++i) {
+    build_layer(weights_.layers[static_cast<size_t>(i)], i);
+  }
   build_ends();
   weights_.check_unchanged();
 
@@ -55,7 +61,7 @@ BamModel::BamModel(Backend& backend, ModelConfig config, CheckpointWeights weigh
   scratch_->normed = backend_.allocate(rows * hidden * operand);
   scratch_->wide = backend_.allocate(rows * wide * operand);
   scratch_->narrow = backend_.allocate(rows * narrow * operand);
-  if (!backend_.in_host_memory()) {
+  if (!backend_.in_host_memory() && last_stage()) {
     scratch_->logits = backend_.allocate(logit_rows * static_cast<size_t>(config_.vocab_size) * sizeof(float));
   }
   scratch_->queries.reserve(logit_rows);
@@ -66,18 +72,22 @@ BamModel::~BamModel() = default;
 // The embedding is copied: a served model must not change, or die, with its file.
 void BamModel::build_ends() {
   const bool tied = weights_.output.data == weights_.tok_embeddings.data;
-  if (options_.check_finite) {
-    weights_.check_finite({weights_.norm, weights_.output});
-    if (!tied) weights_.check_finite({weights_.tok_embeddings});
+  if (options_.check_finite && last_stage()) weights_.check_finite({weights_.norm, weights_.output});
+  if (options_.check_finite && first_stage() && !(tied && last_stage())) {
+    weights_.check_finite({weights_.tok_embeddings});
   }
-  const std::span<const std::byte> table = weights_.tok_embeddings.bytes();
-  embedding_memory_ = LazyMemory(table.size(), /*huge_pages=*/false);
-  std::memcpy(embedding_memory_.data(), table.data(), table.size());
-  embedding_ = host_matrix(weights_.tok_embeddings);
-  embedding_.data = embedding_memory_.as<std::byte>();
-  final_norm_ = backend_.make_vector(weights_.norm.to_f32());
-  const HostMatrix head[] = {host_matrix(weights_.output)};
-  output_ = backend_.make_linear(head, options_.weight_dtype);
+  if (first_stage()) {
+    const std::span<const std::byte> table = weights_.tok_embeddings.bytes();
+    embedding_memory_ = LazyMemory(table.size(), /*huge_pages=*/false);
+    std::memcpy(embedding_memory_.data(), table.data(), table.size());
+    embedding_ = host_matrix(weights_.tok_embeddings);
+    embedding_.data = embedding_memory_.as<std::byte>();
+  }
+  if (last_stage()) {
+    final_norm_ = backend_.make_vector(weights_.norm.to_f32());
+    const HostMatrix head[] = {host_matrix(weights_.output)};
+    output_ = backend_.make_linear(head, options_.weight_dtype);
+  }
   weights_.release(weights_.output);
   weights_.release(weights_.tok_embeddings);
 }
@@ -98,6 +108,7 @@ void BamModel::build_layer(const LayerWeights& weights, int index) {
   layer->down = backend_.make_linear(down, options_.weight_dtype);
   AttentionSpec spec = attention_spec(config_, weights, index);
   prove_reach(spec, weights, index);
+  spec.first_group -= static_cast<int>(stage().first_layer * config_.num_kv_heads);  // block tables are the stage's
   layer->attention = backend_.make_attention(spec);
   attention_layers_.push_back(layer->attention.get());
   layers_.push_back(std::move(layer));
@@ -110,13 +121,14 @@ void BamModel::prove_reach(AttentionSpec& spec, const LayerWeights& weights, int
   spec.reach.assign(static_cast<size_t>(config_.num_heads), -1);
   if ((options_.attention.certified && options_.use_reach) || spec.window >= 0) {
     for (size_t h = 0; h < reports.size(); ++h) spec.reach[h] = reports[h].reach;
-    std::ranges::copy(page_reach(config_, reports), group_reach_.begin() + index * config_.num_kv_heads);
+    std::ranges::copy(page_reach(config_, reports),
+                      group_reach_.begin() + (index - stage().first_layer) * config_.num_kv_heads);
   }
   heads_.insert(heads_.end(), reports.begin(), reports.end());
 }
 
 size_t BamModel::weight_bytes() const {
-  size_t bytes = output_->size_bytes();
+  size_t bytes = output_ ? output_->size_bytes() : 0;
   for (const auto& layer : layers_) {
     bytes +=
         layer->qkv->size_bytes() + layer->wo->size_bytes() + layer->gate_up->size_bytes() + layer->down->size_bytes();
@@ -131,7 +143,7 @@ void BamModel::reserve_positions(int64_t n) {
 }
 
 std::span<AttentionCounters> BamModel::layer_counters(const Layer& layer) {
-  return std::span(counters_).subspan(static_cast<size_t>(layer.index * config_.num_heads),
+  return std::span(counters_).subspan(static_cast<size_t>((layer.index - stage().first_layer) * config_.num_heads),
                                       static_cast<size_t>(config_.num_heads));
 }
 
@@ -196,22 +208,38 @@ void BamModel::run_last_layer(Layer& layer, const ForwardInput& input, const KvC
   feed_forward(layer, wanted, count);
 }
 
+void BamModel::begin_rows(const ForwardInput& input) {
+  const auto rows = static_cast<int64_t>(input.tokens.size());
+  BAM_CHECK(first_stage() == (input.residual_in == nullptr));
+  if (!first_stage()) {
+    return backend_.load_rows({input.residual_in, static_cast<size_t>(rows * config_.hidden_size)},
+                              scratch_->residual());
+  }
+  backend_.embed(embedding_, input.tokens, scratch_->residual());
+  if (config_.position_encoding == PositionEncoding::kSinusoidal) {
+    backend_.add_sinusoidal(input.sequences, config_.sinusoidal_theta, config_.hidden_size, scratch_->residual());
+  }
+}
+
 void BamModel::forward(const ForwardInput& input, const KvCacheView& kv, std::span<float> logits) {
   const auto rows = static_cast<int64_t>(input.tokens.size());
   const auto logit_rows = static_cast<int64_t>(input.logit_rows.size());
   BAM_CHECK(rows > 0 && rows <= options_.max_rows && logit_rows <= options_.max_logit_rows);
-  BAM_CHECK(logits.size() == static_cast<size_t>(logit_rows * config_.vocab_size));
+  BAM_CHECK(last_stage() ? logits.size() == static_cast<size_t>(logit_rows * config_.vocab_size)
+                         : logit_rows == 0 && input.residual_out != nullptr);
   int64_t positions = 0;
   for (const SequenceRows& seq : input.sequences) positions = std::max(positions, seq.start_pos + seq.num_rows);
   StepGuard guard(backend_);
   reserve_positions(positions);
   backend_.begin_step({input.tokens, input.sequences, input.logit_rows, input.draw ? &input.draw->batch : nullptr});
 
-  backend_.embed(embedding_, input.tokens, scratch_->residual());
-  if (config_.position_encoding == PositionEncoding::kSinusoidal) {
-    backend_.add_sinusoidal(input.sequences, config_.sinusoidal_theta, config_.hidden_size, scratch_->residual());
-  }
+  begin_rows(input);
   for (size_t i = 0; i + 1 < layers_.size(); ++i) run_layer(*layers_[i], input, kv, rows);
+  if (!last_stage()) {
+    run_layer(*layers_.back(), input, kv, rows);
+    backend_.read_floats(scratch_->residual(), {input.residual_out, static_cast<size_t>(rows * config_.hidden_size)});
+    return guard.done();
+  }
   run_last_layer(*layers_.back(), input, kv, rows);
   if (logit_rows == 0) return guard.done();
   backend_.rms_norm(static_cast<const float*>(scratch_->selected->data()), *final_norm_, config_.rms_norm_eps,

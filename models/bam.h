@@ -13,6 +13,12 @@
 
 namespace bam {
 
+// The layers of one rank. The first stage embeds tokens, the last one has the final norm and the head.
+struct StageRange {
+  int first_layer = 0;
+  int num_layers = -1;  // -1: all to the last
+};
+
 struct ModelOptions {
   DType weight_dtype = DType::kF32;  // kF32, kBF16, kF16, kI8
   int64_t max_rows = 512;            // rows of one forward call; sizes the scratch memory
@@ -20,6 +26,7 @@ struct ModelOptions {
   AttentionOptions attention;
   bool use_reach = true;     // static per-head reach (certified attention only)
   bool check_finite = true;  // refuse weights with NaN or infinity
+  StageRange stage;          // of the weights, only these layers and ends are read
 };
 
 // Tokens that the device draws; only for backends that support it.
@@ -34,6 +41,9 @@ struct ForwardInput {
   std::span<const SequenceRows> sequences;  // cover all rows in order
   std::span<const int32_t> logit_rows;      // ascending rows whose logits are wanted
   const DrawInput* draw = nullptr;          // null: all logits go to the host
+  // Between stages, float32 [rows, hidden] in host memory. With residual_in the tokens count rows and nothing else.
+  const float* residual_in = nullptr;  // from the stage before; the first one embeds
+  float* residual_out = nullptr;       // for the next stage; the last one has logits
 };
 
 // Decoder weights in a backend's format plus scratch memory for one step. Not thread-safe: one step at a time.
@@ -46,7 +56,11 @@ class BamModel {
   const ModelConfig& config() const { return config_; }
   const ModelOptions& options() const { return options_; }
   Backend& backend() { return backend_; }
-  int num_groups() const { return static_cast<int>(config_.num_layers * config_.num_kv_heads); }
+  // Resolved: the layers that are here. Groups, heads and counters are theirs.
+  const StageRange& stage() const { return options_.stage; }
+  bool first_stage() const { return stage().first_layer == 0; }
+  bool last_stage() const { return stage().first_layer + stage().num_layers == config_.num_layers; }
+  int num_groups() const { return static_cast<int>(stage().num_layers * config_.num_kv_heads); }
   // [groups] keys a page of that group must stay reachable for; -1: forever.
   const std::vector<int64_t>& group_reach() const { return group_reach_; }
   const std::vector<HeadReport>& heads() const { return heads_; }
@@ -57,7 +71,8 @@ class BamModel {
   void reserve_positions(int64_t n);
   // Pages will have this layout: the device gets ready for it, or Error says why it cannot.
   void prepare_kv(const KvLayout& layout) { backend_.prepare_attention(attention_layers_, layout); }
-  // Writes K and V of all rows to the cache and logits [logit_rows, vocab] to host memory.
+  // Writes K and V of all rows to the cache and logits [logit_rows, vocab] to host memory; before the last stage the
+  // residual stream instead of logits.
   void forward(const ForwardInput& input, const KvCacheView& kv, std::span<float> logits);
   // Per (layer, head), added up since construction.
   const std::vector<AttentionCounters>& counters() const { return counters_; }
@@ -76,6 +91,10 @@ class BamModel {
   void run_last_layer(Layer& layer, const ForwardInput& input, const KvCacheView& kv, int64_t rows);
   void feed_forward(Layer& layer, float* x, int64_t rows);
   std::span<AttentionCounters> layer_counters(const Layer& layer);
+  // The residual stream of the step's rows, at the start of this stage.
+  void begin_rows(const ForwardInput& input);
+  // Of a layer of the whole model.
+  Layer& layer_at(int index) { return *layers_[static_cast<size_t>(index - stage().first_layer)]; }
 
   Backend& backend_;
   ModelConfig config_;

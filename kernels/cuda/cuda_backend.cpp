@@ -214,11 +214,22 @@ const void* CudaBackend::embedding_on_device(const HostMatrix& table) {
   return embeddings_.back().memory.data();
 }
 
-void CudaBackend::embed(const HostMatrix& table, std::span<const int32_t> tokens, float* x) {
-  const auto device = context_.enter();
+void CudaBackend::begin_rows() {
   graph_.finish(stream_.get());  // of a step that nobody read
   if (staging_.outstanding_bytes() > kMaxStagedBytes) synchronize();
   tables_.clear();  // a new step: block tables have changed
+}
+
+// The rows are as large as the results of a step: such steps are not recorded as graphs.
+void CudaBackend::load_rows(std::span<const float> host, float* x) {
+  const auto device = context_.enter();
+  begin_rows();
+  uploads_.copy(x, host.data(), host.size_bytes(), stream_.get());
+}
+
+void CudaBackend::embed(const HostMatrix& table, std::span<const int32_t> tokens, float* x) {
+  const auto device = context_.enter();
+  begin_rows();
   const void* rows = embedding_on_device(table);
   const auto count = static_cast<int64_t>(tokens.size());
   if (count <= kMaxGraphRows) graph_.begin(stream_.get(), count);

@@ -96,6 +96,7 @@ class CudaBackend final : public Backend {
   void prepare_attention(std::span<AttentionLayer* const> layers, const KvLayout& layout) override;
   void abandon_step() noexcept override;
   void embed(const HostMatrix& table, std::span<const int32_t> tokens, float* x) override;
+  void load_rows(std::span<const float> host, float* x) override;
   void add_sinusoidal(std::span<const SequenceRows> sequences, double theta, int64_t hidden, float* x) override;
   void rms_norm(const float* x, const DeviceBuffer& weight, float eps, int64_t rows, int64_t hidden,
                 void* out) override;
@@ -159,6 +160,7 @@ class CudaBackend final : public Backend {
                      const KvLayout& layout);
   void gemm(const LinearWeights& weights, const void* in, int64_t rows, void* out, GemmOutput output);
   const void* embedding_on_device(const HostMatrix& table);
+  void begin_rows();
   void collect_counters();
 
   void plan_blocks(const CudaAttention& layer, const KvLayout& layout, std::span<const SequenceRows> queries,

@@ -114,6 +114,12 @@ class CommandLine(unittest.TestCase):
         sizes = [entry["bytes_per_token"] for entry in report["kv"]]
         self.assertEqual(sizes, sorted(sizes, reverse=True))
         self.assertIn("reach@", run("inspect", "--model", bamtest.checkpoint()).stdout)
+        report = json.loads(run("inspect", "--model", bamtest.checkpoint(), "--json", "--stages", "2").stdout)
+        stages = report["stages"]["split"]
+        self.assertEqual([stage["first_layer"] for stage in stages], [0, stages[0]["layers"]])
+        self.assertEqual(sum(stage["layers"] for stage in stages), report["layers"])
+        self.assertAlmostEqual(report["stages"]["prompt_speedup"], 1 / max(stage["time_share"] for stage in stages))
+        self.assertIn("stages need as many layers", run("inspect", "--model", bamtest.checkpoint(), "--stages", "99").stderr)
         report = json.loads(run("inspect", "--model", bamtest.checkpoint(), "--json", "--measure", "4096").stdout)
         self.assertTrue(report["measured"]["right"], report["measured"])
         self.assertIn(report["measured"]["key"], report["measured"]["answer"])
