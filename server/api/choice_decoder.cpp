@@ -1,6 +1,7 @@
 #include "server/api/choice_decoder.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include <fmt/format.h>
 
@@ -29,13 +30,32 @@ std::string token_text(const Tokenizer& tokenizer, int32_t id) {
   return text;
 }
 
+void ChoiceDelta::append(ChoiceDelta&& later) {
+  text += later.text;
+  std::move(later.tokens.begin(), later.tokens.end(), std::back_inserter(tokens));
+  for (ToolCallDelta& call : later.tool_calls) {
+    if (tool_calls.empty() || tool_calls.back().index != call.index) {
+      tool_calls.push_back(std::move(call));
+    } else {
+      tool_calls.back().arguments += call.arguments;
+    }
+  }
+}
+
 ChoiceDecoder::ChoiceDecoder(const Tokenizer& tokenizer, const DecodeOptions& options, int64_t first_offset)
     : tokenizer_(tokenizer),
       options_(options),
       detokenizer_(tokenizer, options.at_text_start),
       matcher_(options.stop),
       decoded_(first_offset),
-      released_(first_offset) {}
+      released_(first_offset) {
+  if (options.tool_calls) tool_calls_.emplace();
+}
+
+const char* ChoiceDecoder::finish_reason() const {
+  const bool stopped = finish_reason_ && std::string_view(finish_reason_) == "stop";
+  return stopped && tool_calls_ && tool_calls_->ended_with_calls() ? "tool_calls" : finish_reason_;
+}
 
 void ChoiceDecoder::push(int32_t token, std::optional<TokenLogprobs> logprobs) {
   if (finished_ || stopped_) return;
@@ -116,6 +136,10 @@ void ChoiceDecoder::finish(FinishReason reason) {
 ChoiceDelta ChoiceDecoder::take() {
   ChoiceDelta delta;
   std::swap(delta, delta_);
+  if (tool_calls_) {
+    delta.text = tool_calls_->push(delta.text, delta.tool_calls);
+    if (finished_) delta.text += tool_calls_->flush();
+  }
   return delta;
 }
 

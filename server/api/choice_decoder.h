@@ -10,6 +10,7 @@
 #include "engine/request.h"
 #include "models/tokenizer.h"
 #include "server/api/stop_strings.h"
+#include "server/api/tool_call_reader.h"
 
 namespace bam {
 
@@ -24,7 +25,9 @@ struct TokenRecord {
 struct ChoiceDelta {
   std::string text;
   std::vector<TokenRecord> tokens;
-  bool empty() const { return text.empty() && tokens.empty(); }
+  std::vector<ToolCallDelta> tool_calls;
+  bool empty() const { return text.empty() && tokens.empty() && tool_calls.empty(); }
+  void append(ChoiceDelta&& later);
 };
 
 struct DecodeOptions {
@@ -33,6 +36,7 @@ struct DecodeOptions {
   bool include_stop_str = false;
   std::vector<int32_t> stop_ids;  // EOS ids (unless ignored) and the request's stop_token_ids
   std::vector<int32_t> eos_ids;   // those of stop_ids that are EOS: no stop_reason
+  bool tool_calls = false;        // the text may have calls of tools
 };
 
 // null: EOS or length; a stop string; a stop token id.
@@ -53,7 +57,7 @@ class ChoiceDecoder {
   bool stopped() const { return stopped_; }
   bool finished() const { return finished_; }
   int64_t num_tokens() const { return num_tokens_; }
-  const char* finish_reason() const { return finish_reason_; }
+  const char* finish_reason() const;
   const StopReason& stop_reason() const { return stop_reason_; }
 
  private:
@@ -64,6 +68,7 @@ class ChoiceDecoder {
   const DecodeOptions& options_;
   StreamDetokenizer detokenizer_;
   StopMatcher matcher_;
+  std::optional<ToolCallReader> tool_calls_;
   struct Pending {
     TokenRecord record;
     int64_t end;  // characters of text after this token, held-back ones included

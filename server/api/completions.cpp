@@ -297,8 +297,7 @@ void GenerationJob::deliver_choice(size_t prompt_index, size_t choice_index) {
   }
   ChoiceDelta delta = decoder.take();
   if (!writer_) {
-    choice.collected.text += delta.text;
-    std::move(delta.tokens.begin(), delta.tokens.end(), std::back_inserter(choice.collected.tokens));
+    choice.collected.append(std::move(delta));
     if (decoder.finished()) choice.stage = Stage::kReported;
     return;
   }
@@ -417,6 +416,7 @@ TextSource GenerationJob::reply_source() {
       reply.index = static_cast<int32_t>(choices.size()) - 1;
       reply.echo = prepared.text;
       reply.text = choice.collected.text;
+      reply.tool_calls = choice.collected.tool_calls;
       if (request_.echo && reply_options_.logprobs) reply.echo_tokens = prepared.records;
       reply.tokens = choice.collected.tokens;
       reply.finish_reason = choice.decoder->finish_reason();

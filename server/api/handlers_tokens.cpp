@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "models/model_config.h"
+#include "server/api/chat_prompt.h"
 #include "server/api/choice_decoder.h"
 #include "server/api/handlers.h"
 #include "server/api/json_body.h"
@@ -22,17 +23,13 @@ ApiResult<TokenizeInput> read_tokenize(const ServingModel& model, FieldReader& f
   TokenizeInput input;
   const auto add_special = fields.boolean("add_special_tokens");
   if (fields.has("messages")) {
-    const auto messages = read_messages(fields, "messages");
+    auto messages = read_messages(fields, "messages");
+    const ToolUse tools = read_tools(fields, {});
     const bool generation = fields.boolean("add_generation_prompt").value_or(true);
     if (!fields.ok()) return ApiError::invalid(fields.error());
-    if (!model.chat_template) {
-      return ApiError::invalid("Chat is not available: " + model.chat_template_error, "messages", "no_chat_template");
-    }
-    auto rendered = model.chat_template->render(messages, {.bos_token = model.tokenizer.bos_token(),
-                                                           .eos_token = model.tokenizer.eos_token(),
-                                                           .add_generation_prompt = generation});
-    if (!rendered) return ApiError::invalid(rendered.error().what(), "messages");
-    input.text = *rendered;
+    auto rendered = render_chat(model, std::move(messages), tools, generation);
+    if (!rendered) return rendered.error();
+    input.text = *std::move(rendered);
     input.add_special = add_special.value_or(false);
     input.parse_special = true;
     return input;

@@ -10,6 +10,7 @@
 #include "base/json_fields.h"
 #include "engine/request.h"
 #include "server/api/api_error.h"
+#include "server/api/tools.h"
 #include "server/jinja/chat_template.h"
 
 namespace bam {
@@ -80,6 +81,7 @@ struct GenerationRequest {
   bool return_token_ids = false;
   bool return_progress = false;
   ConstraintSpec constraint;
+  ToolUse tools;  // kChat
   std::vector<int32_t> allowed_token_ids;  // empty: all
   std::vector<std::string> bad_words;
   std::string request_id;  // empty: none given

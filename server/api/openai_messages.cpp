@@ -51,11 +51,12 @@ std::vector<ChatMessage> read_messages(FieldReader& reader, const std::string& k
     ChatMessage message;
     message.role = fields.text("role", 64).value_or("");
     if (fields.ok() && message.role.empty()) fields.fail("role", fmt::format("'{}.role' is missing.", name));
-    if (message.role == "tool" || message.role == "function" || fields.has("tool_calls") ||
-        fields.has("function_call")) {
-      fields.fail("role", fmt::format("'{}' takes part in a tool call, which is not supported.", name));
+    if (message.role == "function" || fields.has("function_call")) {
+      fields.fail("role",
+                  fmt::format("'{}' is of the old form of tool calls; use 'tool_calls' and the role 'tool'.", name));
     }
     message.content = read_content(fields, "content");
+    read_tool_fields(fields, message);
     reader.adopt(fields);
     if (!reader.ok()) return messages;
     messages.push_back(std::move(message));

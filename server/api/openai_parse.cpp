@@ -174,15 +174,11 @@ void refuse_unsupported(FieldReader& in, const GenerationRequest& out) {
             "to fill in the middle.");
   }
   if (out.kind != ApiKind::kChat) return;
-  for (const char* key : {"tools", "functions"}) {
-    if (const Json* tools = in.raw(key); tools && !(tools->is_array() && tools->empty())) {
-      in.fail(key, fmt::format("'{}' is not supported: this server does not offer tool calls.", key));
-    }
+  if (const Json* functions = in.raw("functions"); functions && !(functions->is_array() && functions->empty())) {
+    in.fail("functions", "'functions' is not supported: use 'tools'.");
   }
-  for (const char* key : {"tool_choice", "function_call"}) {
-    if (const Json* choice = in.raw(key); choice && *choice != "none" && *choice != "auto") {
-      in.fail(key, fmt::format("'{}' is not supported: this server does not offer tool calls.", key));
-    }
+  if (const Json* call = in.raw("function_call"); call && *call != "none" && *call != "auto") {
+    in.fail("function_call", "'function_call' is not supported: use 'tool_choice'.");
   }
 }
 
@@ -281,6 +277,7 @@ ApiResult<GenerationRequest> parse_generation_request(const Json& body, ApiKind 
     in.fail("max_tokens", "'max_tokens' must be at least 1.");
   }
   read_constraints(in, out);
+  if (kind == ApiKind::kChat) out.tools = read_tools(in, out.constraint);
   refuse_unsupported(in, out);
   in.raw("user");  // accepted and ignored by contract
   if (in.ok() && out.max_tokens && out.engine.sampling.min_tokens > *out.max_tokens) {

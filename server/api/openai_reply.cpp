@@ -213,14 +213,37 @@ void add_logprobs(Parts& parts, const Tokenizer& tokenizer, ApiKind kind, const 
   parts.text("]}");
 }
 
+void add_tool_calls(Parts& parts, std::span<const ToolCallDelta> calls) {
+  if (calls.empty()) return;
+  for (const ToolCallDelta& call : calls) {
+    parts.text(fmt::format(R"({}{{"id":{},"type":"function","function":{{"name":{},"arguments":")",
+                           call.index == 0 ? R"(,"tool_calls":[)" : ",", dump_json_string(call.id),
+                           dump_json_string(call.name)));
+    parts.escaped(call.arguments);
+    parts.text("\"}}");
+  }
+  parts.text("]");
+}
+
 void add_choice(Parts& parts, const Tokenizer& tokenizer, const ReplyMeta& meta, const ReplyOptions& options,
                 const ChoiceReply& choice) {
   const bool chat = meta.kind == ApiKind::kChat;
   parts.text(fmt::format("{}{{\"index\":{},{}", choice.index > 0 ? "," : "", choice.index,
-                         chat ? R"("message":{"role":"assistant","content":")" : R"("text":")"));
-  parts.escaped(choice.echo);
-  parts.escaped(choice.text);
-  parts.text(chat ? R"(","refusal":null},"logprobs":)" : R"(","logprobs":)");
+                         chat ? R"("message":{"role":"assistant","content":)" : R"("text":)"));
+  if (choice.tool_calls.empty() || !choice.text.empty()) {
+    parts.text("\"");
+    parts.escaped(choice.echo);
+    parts.escaped(choice.text);
+    parts.text("\"");
+  } else {
+    parts.text("null");
+  }
+  if (chat) {
+    parts.text(R"(,"refusal":null)");
+    add_tool_calls(parts, choice.tool_calls);
+    parts.text("}");
+  }
+  parts.text(R"(,"logprobs":)");
   add_logprobs(parts, tokenizer, meta.kind, options, choice.echo_tokens, choice.tokens);
   std::string ending = fmt::format(",\"finish_reason\":\"{}\",\"stop_reason\":", choice.finish_reason);
   append_stop_reason(ending, choice.stop_reason);
@@ -300,6 +323,19 @@ std::string ChunkWriter::role(int32_t index) const {
   return out;
 }
 
+void ChunkWriter::append_tool_call(std::string& out, int32_t index, const ToolCallDelta& call, const Usage* usage) const {
+  out += head_;
+  fmt::format_to(std::back_inserter(out), R"([{{"index":{},"delta":{{"tool_calls":[{{"index":{},)", index, call.index);
+  if (!call.name.empty()) {
+    fmt::format_to(std::back_inserter(out), R"("id":{},"type":"function","function":{{"name":{},"arguments":)",
+                   dump_json_string(call.id), dump_json_string(call.name));
+  } else {
+    out += R"("function":{"arguments":)";
+  }
+  out += dump_json_string(call.arguments) + R"(}}]},"logprobs":null,"finish_reason":null}])";
+  append_tail(out, usage);
+}
+
 void ChunkWriter::append_delta(std::string& out, int32_t index, std::string_view text, TokenRecords tokens,
                                bool with_ids, const Usage* usage, const std::vector<int32_t>* prompt_ids) const {
   out += head_;
@@ -333,13 +369,15 @@ std::string ChunkWriter::delta(int32_t index, const ChoiceDelta& delta, const Us
   std::string out;
   TokenRecords rest(delta.tokens);
   std::string_view text = delta.text;
-  do {
+  const bool only_calls = text.empty() && rest.empty() && !prompt_ids && !delta.tool_calls.empty();
+  for (bool more = !only_calls; more; more = !rest.empty()) {
     const TokenRecords now = rest.first(std::min(rest.size(), kTokensPerStep));
     rest = rest.subspan(now.size());
     append_delta(out, index, text, now, options_.token_ids, usage, prompt_ids);
     text = {};
     prompt_ids = nullptr;
-  } while (!rest.empty());
+  }
+  for (const ToolCallDelta& call : delta.tool_calls) append_tool_call(out, index, call, usage);
   return out;
 }
 

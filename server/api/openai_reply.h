@@ -40,6 +40,7 @@ struct ChoiceReply {
   std::string_view text;
   TokenRecords echo_tokens;   // of an echoed prompt, with logprobs
   TokenRecords tokens;
+  std::span<const ToolCallDelta> tool_calls;  // whole ones
   const char* finish_reason = nullptr;
   StopReason stop_reason;
   const std::vector<int32_t>* prompt_ids = nullptr;    // return_token_ids
@@ -83,6 +84,7 @@ class ChunkWriter {
   static std::string ping() { return ": ping\n\n"; }
 
  private:
+  void append_tool_call(std::string& out, int32_t index, const ToolCallDelta& call, const Usage* usage) const;
   void append_delta(std::string& out, int32_t index, std::string_view text, TokenRecords tokens, bool with_ids,
                     const Usage* usage, const std::vector<int32_t>* prompt_ids) const;
   void append_tail(std::string& out, const Usage* usage) const;

@@ -53,11 +53,23 @@ const char* openapi_schemas() {
 [{"type": "string"}, {"type": "null"}]}, "logprobs": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 20},
 {"type": "null"}]}, "echo": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "suffix": {"type": ["string",
 "null"], "maxLength": 0}}, "required": ["prompt"]},
+"Tool": {"type": "object", "properties": {"type": {"const": "function"}, "function": {"type": "object", "properties":
+{"name": {"type": "string", "pattern": "^[A-Za-z0-9_.:-]{1,128}$"}, "description": {"type": ["string", "null"]},
+"parameters": {"type": ["object", "null"]}, "strict": {"type": ["boolean", "null"]}}, "required": ["name"]}},
+"required": ["type", "function"]},
+"ToolCall": {"type": "object", "properties": {"id": {"type": "string"}, "type": {"const": "function"}, "function":
+{"type": "object", "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}}, "required": ["name",
+"arguments"]}}, "required": ["id", "type", "function"]},
 "Message": {"type": "object", "properties": {"role": {"type": "string", "minLength": 1, "maxLength": 64}, "content":
 {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object", "required": ["type", "text"],
 "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}}, {"type": "null"}]}, "name": {"anyOf":
-[{"type": "string"}, {"type": "null"}]}}, "required": ["role"]},
-"ChatRequest": {"type": "object", "properties": {"messages": {"type": "array", "minItems": 1, "maxItems": 4096,
+[{"type": "string"}, {"type": "null"}]}, "tool_call_id": {"type": ["string", "null"]}, "tool_calls": {"anyOf":
+[{"type": "array", "maxItems": 128, "items": {"$ref": "#/components/schemas/ToolCall"}}, {"type": "null"}]}},
+"required": ["role"]},
+"ChatRequest": {"type": "object", "properties": {"tools": {"anyOf": [{"type": "array", "maxItems": 128,
+"items": {"$ref": "#/components/schemas/Tool"}}, {"type": "null"}]}, "tool_choice": {"anyOf": [{"enum": ["none",
+"auto", "required"]}, {"type": "object"}, {"type": "null"}]}, "parallel_tool_calls": {"anyOf": [{"type": "boolean"},
+{"type": "null"}]}, "messages": {"type": "array", "minItems": 1, "maxItems": 4096,
 "items": {"$ref": "#/components/schemas/Message"}}, "model": {"anyOf": [{"type": "string", "maxLength": 1024},
 {"type": "null"}]}, "max_tokens": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 1099511627776}, {"type":
 "null"}]}, "max_completion_tokens": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 1099511627776}, {"type":
@@ -123,14 +135,16 @@ const char* openapi_schemas() {
 "ChatCompletion": {"type": "object", "properties": {"id": {"type": "string"}, "object": {"const":
 "chat.completion"}, "created": {"type": "integer"}, "model": {"type": "string"}, "system_fingerprint": {"type":
 "string"}, "choices": {"type": "array", "items": {"type": "object", "properties": {"index": {"type": "integer"},
-"message": {"type": "object", "properties": {"role": {"const": "assistant"}, "content": {"type": "string"},
-"refusal": {"type": "null"}}, "required": ["role", "content", "refusal"]}, "logprobs": {"anyOf": [{"type": "object",
+"message": {"type": "object", "properties": {"role": {"const": "assistant"}, "content": {"type": ["string",
+"null"]}, "refusal": {"type": "null"}, "tool_calls": {"type": "array", "minItems": 1, "items": {"$ref":
+"#/components/schemas/ToolCall"}}}, "required": ["role", "content", "refusal"]}, "logprobs": {"anyOf": [{"type": "object",
 "properties": {"content": {"type": "array", "items": {"type": "object", "properties": {"token": {"type": "string"},
 "logprob": {"type": "number"}, "bytes": {"type": "array", "items": {"type": "integer"}}, "top_logprobs": {"type":
 "array", "items": {"type": "object", "properties": {"token": {"type": "string"}, "logprob": {"type": "number"},
 "bytes": {"type": "array", "items": {"type": "integer"}}}, "required": ["token", "logprob", "bytes"]}}}, "required":
 ["token", "logprob", "bytes", "top_logprobs"]}}, "refusal": {"type": "null"}}, "required": ["content", "refusal"]},
-{"type": "null"}]}, "finish_reason": {"enum": ["stop", "length", "abort"]}, "stop_reason": {"anyOf": [{"type":
+{"type": "null"}]}, "finish_reason": {"enum": ["stop", "length", "tool_calls",
+"abort"]}, "stop_reason": {"anyOf": [{"type":
 "string"}, {"type": "integer"}, {"type": "null"}]}, "prompt_logprobs": {"type": "array", "items": {"anyOf":
 [{"type": "object", "additionalProperties": {"type": "object", "properties": {"logprob": {"type": "number"}, "rank":
 {"type": "integer"}, "decoded_token": {"type": "string"}}, "required": ["logprob", "rank", "decoded_token"]}},

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "models/model_config.h"
+#include "server/api/chat_prompt.h"
 #include "server/api/engine_constraint.h"
 #include "server/api/token_filter.h"
 
@@ -55,9 +56,11 @@ std::optional<ApiError> check_token_ids(const ServingModel& model, const Generat
 
 std::optional<ApiError> compile_constraint(const ServingModel& model, GenerationRequest& request) {
   const ConstraintSpec& spec = request.constraint;
-  if (spec.kind == ConstraintSpec::Kind::kNone) return std::nullopt;
+  const bool tools = request.tools.active();
+  if (spec.kind == ConstraintSpec::Kind::kNone && !tools) return std::nullopt;
   const ConstraintVocabulary& vocabulary = model.constraint_vocabulary();
   const auto compiled = [&]() -> ConstraintResult {
+    if (tools) return compile_tool_calls(tool_call_grammar(request.tools, spec), vocabulary);
     switch (spec.kind) {
       case ConstraintSpec::Kind::kJsonSchema: return compile_json_schema(spec.text, vocabulary);
       case ConstraintSpec::Kind::kRegex: return compile_regex(spec.text, vocabulary);
@@ -67,7 +70,8 @@ std::optional<ApiError> compile_constraint(const ServingModel& model, Generation
     }
   }();
   if (!compiled) {
-    return ApiError::invalid(fmt::format("'{}': {}", spec.param, compiled.error().what()), spec.param);
+    const std::string param = tools ? "tools" : spec.param;
+    return ApiError::invalid(fmt::format("'{}': {}", param, compiled.error().what()), param);
   }
   request.engine.constraint = engine_constraint(**compiled);
   request.constraint = {};
@@ -180,19 +184,8 @@ class Tokenising {
 
   std::optional<ApiError> chat() {
     const Tokenizer& tokenizer = model_.tokenizer;
-    if (!model_.chat_template) {
-      return ApiError::invalid("Chat is not available: " + model_.chat_template_error +
-                                   " Use /v1/completions, or add a chat_template to tokenizer_config.json.",
-                               "messages", "no_chat_template");
-    }
-    auto rendered = model_.chat_template->render(std::exchange(request_.messages, {}),
-                                                 {.bos_token = tokenizer.bos_token(),
-                                                  .eos_token = tokenizer.eos_token(),
-                                                  .add_generation_prompt = request_.add_generation_prompt});
-    if (!rendered) {
-      return ApiError::invalid(std::string("The chat template refused the messages: ") + rendered.error().what(),
-                               "messages");
-    }
+    auto rendered = render_chat(model_, std::exchange(request_.messages, {}), request_.tools, request_.add_generation_prompt);
+    if (!rendered) return rendered.error();
     // Templates write their own BOS.
     auto ids = tokenizer.encode(*rendered, request_.add_special_tokens.value_or(false), true);
     return add(std::move(ids), *std::move(rendered));
@@ -269,6 +262,7 @@ DecodeOptions decode_options(const ServingModel& model, const GenerationRequest&
   DecodeOptions options;
   options.at_text_start = request.kind == ApiKind::kChat;
   options.stop = request.stop;
+  options.tool_calls = request.tools.active();
   options.include_stop_str = request.include_stop_str_in_output;
   options.stop_ids = sampling.stop_token_ids;
   if (!sampling.ignore_eos) {

@@ -80,4 +80,8 @@ ConstraintResult compile_grammar(const std::string& grammar, const ConstraintVoc
       constraints::kMaxGrammarDepth);
 }
 
+ConstraintResult compile_tool_calls(const ToolCallGrammar& grammar, const ConstraintVocabulary& vocabulary) {
+  return compile("tools", vocabulary, [&](AutomatonBuilder& out) { constraints::build_tool_calls(grammar, out); });
+}
+
 }  // namespace bam

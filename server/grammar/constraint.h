@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "server/grammar/machine.h"
+#include "server/grammar/tool_calls.h"
 #include "server/grammar/vocabulary.h"
 
 namespace bam {
@@ -34,5 +35,8 @@ ConstraintResult compile_choice(const std::vector<std::string>& choices, const C
 
 // Text of a context-free grammar in GBNF or Lark's notation, with at most 256 rules open at once.
 ConstraintResult compile_grammar(const std::string& grammar, const ConstraintVocabulary& vocabulary);
+
+// Texts that may or must call tools, in the form of tool_calls.h.
+ConstraintResult compile_tool_calls(const ToolCallGrammar& grammar, const ConstraintVocabulary& vocabulary);
 
 }  // namespace bam

@@ -148,12 +148,17 @@ SchemaCompiler::SchemaCompiler(const Json& root, AutomatonBuilder& out)
 
 void SchemaCompiler::run() {
   const RuleId root = out_.add_rule();
-  out_.call(rules_.space(out_.start(root)), rule_of_ref("#", ""), out_.end(root));
+  out_.call(rules_.space(out_.start(root)), add(), out_.end(root));
+}
+
+RuleId SchemaCompiler::add() {
+  const RuleId value = rule_of_ref("#", "");
   while (!pending_.empty()) {
     const Pending next = std::move(pending_.front());
     pending_.pop_front();
     add_value(*next.schema, out_.start(next.rule), out_.end(next.rule), next.at);
   }
+  return value;
 }
 
 const Json& SchemaCompiler::resolve(const std::string& ref) const {
@@ -330,10 +335,22 @@ void SchemaCompiler::add_type(const std::string& type, const Json& schema, State
   out_.literal(from, "null", to);
 }
 
-void build_json_schema(const std::string& schema_json, AutomatonBuilder& out) {
-  const Result<Json> root = parse_json(schema_json, {.max_bytes = kMaxSchemaBytes, .max_depth = kMaxSchemaDepth});
+namespace {
+
+Json parse_schema(const std::string& text) {
+  Result<Json> root = parse_json(text, {.max_bytes = kMaxSchemaBytes, .max_depth = kMaxSchemaDepth});
   if (!root) throw Error("the schema cannot be read: {}", root.error().what());
-  SchemaCompiler(*root, out).run();
+  return *std::move(root);
+}
+
+}  // namespace
+
+void build_json_schema(const std::string& schema_json, AutomatonBuilder& out) {
+  SchemaCompiler(parse_schema(schema_json), out).run();
+}
+
+RuleId add_json_schema(const std::string& schema_json, AutomatonBuilder& out) {
+  return SchemaCompiler(parse_schema(schema_json), out).add();
 }
 
 }  // namespace bam::constraints

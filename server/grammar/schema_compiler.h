@@ -20,7 +20,10 @@ namespace bam::constraints {
 class SchemaCompiler {
  public:
   SchemaCompiler(const Json& root, AutomatonBuilder& out);
+  // The root rule of an empty builder: one JSON text, perhaps with a blank in front.
   void run();
+  // The value alone, as a rule beside others.
+  RuleId add();
 
  private:
   // A rule that is still to be written. The schema lives in root_ or in merged_.

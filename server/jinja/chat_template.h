@@ -5,18 +5,24 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace bam {
 
 struct ChatMessage {
   std::string role;
   std::string content;
+  // Of an assistant that called tools: [{"id", "type", "function": {"name", "arguments": {…}}}]; null: it called none.
+  Json tool_calls = {};
+  std::string tool_call_id = {};  // of a tool's answer
+  std::string name = {};
 };
 
 struct TemplateContext {
   std::string bos_token;
   std::string eos_token;
   bool add_generation_prompt = true;
+  Json tools = {};  // as the request describes them; null: none
 };
 
 // A checkpoint's chat template: the subset of Jinja that real templates use, with Hugging Face's settings
@@ -26,6 +32,9 @@ class ChatTemplate {
  public:
   // Fails with the line and what was not understood.
   static Result<ChatTemplate> compile(const std::string& source);
+  // It tells the model about tools; and it writes their calls and answers.
+  bool knows_tools() const;
+  bool knows_tool_messages() const;
   // Fails when the template does: raise_exception("…") gives exactly its message, anything else says where and why.
   Result<std::string> render(const std::vector<ChatMessage>& messages, const TemplateContext& context) const;
 

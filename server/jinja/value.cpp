@@ -227,6 +227,29 @@ const char* Value::type_name() const {
   return "function";
 }
 
+Value from_json(const Json& json) {
+  switch (json.type()) {
+    case Json::value_t::boolean: return Value::boolean(json.get<bool>());
+    case Json::value_t::number_integer: return Value::integer(json.get<int64_t>());
+    case Json::value_t::number_unsigned:
+      if (json.get<uint64_t>() > INT64_MAX) return Value::number(json.get<double>());
+      return Value::integer(json.get<int64_t>());
+    case Json::value_t::number_float: return Value::number(json.get<double>());
+    case Json::value_t::string: return Value::string(json.get<std::string>());
+    case Json::value_t::array: {
+      std::vector<Value> items;
+      for (const Json& item : json) items.push_back(from_json(item));
+      return Value::list(std::move(items));
+    }
+    case Json::value_t::object: {
+      std::vector<std::pair<std::string, Value>> items;
+      for (const auto& [key, item] : json.items()) items.emplace_back(key, from_json(item));
+      return Value::dict(std::move(items));
+    }
+    default: return Value::none();
+  }
+}
+
 size_t written_size(const Value& value, size_t limit) {
   if (value.is_string()) return value.as_string().size() + 2;
   size_t size = 8;

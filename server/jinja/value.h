@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace bam::jinja {
 
@@ -108,6 +109,9 @@ struct Loop {
   std::shared_ptr<const std::vector<Value>> items;
   size_t index = 0;
 };
+
+// null is None. Throws Error when nested too deep.
+Value from_json(const Json& json);
 
 // Roughly the bytes of the value written out, elements that are shared counted each time. Stops counting at `limit`.
 size_t written_size(const Value& value, size_t limit);

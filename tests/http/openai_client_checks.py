@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import json
 import sys
 import time
 
@@ -54,6 +55,41 @@ def chat(client):
     check(value.choices[0].message.content.lstrip().startswith("{"), value)
 
 
+WEATHER = {"type": "function", "function": {"name": "get_weather", "description": "The weather of a city.", "parameters": {
+    "type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"], "additionalProperties": False}}}
+MESSAGES = [{"role": "user", "content": "What is the weather like in Rome?"}]
+
+
+def tools(client):
+    """Calls by name, in a stream as in one piece, and the tool's answer in the next turn."""
+    common = {"model": "test", "messages": MESSAGES, "tools": [WEATHER], "max_tokens": 200, "temperature": 0, "parallel_tool_calls": False}
+    reply = client.chat.completions.create(tool_choice={"type": "function", "function": {"name": "get_weather"}}, **common)
+    message = reply.choices[0].message
+    check(reply.choices[0].finish_reason == "tool_calls" and message.content is None, reply)
+    call = message.tool_calls[0]
+    arguments = json.loads(call.function.arguments)
+    check(call.function.name == "get_weather" and arguments["city"] in ("Oslo", "Rome") and 1 <= arguments["days"] <= 9, call)
+
+    parts, name, finish = "", None, None
+    for chunk in client.chat.completions.create(tool_choice="required", stream=True, **common):
+        choice = chunk.choices[0]
+        check(not choice.delta.content, "no marker in the content")
+        finish = choice.finish_reason or finish
+        for delta in choice.delta.tool_calls or []:
+            name = delta.function.name or name
+            parts += delta.function.arguments or ""
+    check((name, parts, finish) == (call.function.name, call.function.arguments, "tool_calls"), (name, parts, finish))
+
+    with client.chat.completions.stream(tool_choice="required", **common) as stream:
+        final = stream.get_final_completion()
+    check(final.choices[0].message.tool_calls[0].function.arguments == call.function.arguments, final)
+
+    answered = client.chat.completions.create(model="test", max_tokens=4, tools=[WEATHER], tool_choice="none", messages=[
+        *MESSAGES, message, {"role": "tool", "tool_call_id": call.id, "content": "Sunny."}])
+    check(answered.choices[0].message.content is not None and not answered.choices[0].message.tool_calls, answered)
+
+
 def errors(client, base):
     def expect(kind, call):
         try:
@@ -97,6 +133,7 @@ def main():
     check([model.id for model in client.models.list()] == ["test"], "models")
     completions(client)
     chat(client)
+    tools(client)
     errors(client, base)
     retries(client)
     print("openai", openai.__version__, "is happy")

@@ -206,7 +206,8 @@ TEST(ParseChat, MessagesAndContentParts) {
   for (const char* messages :
        {"[]", "null", "5", "[5]", "[{}]", R"([{"role": 5}])", R"([{"role": "user", "content": 5}])",
         R"([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])",
-        R"([{"role": "user", "content": [{"type": "text"}]}])", R"([{"role": "tool", "content": "x"}])",
+        R"([{"role": "user", "content": [{"type": "text"}]}])", R"([{"role": "function", "content": "x"}])",
+        R"([{"role": "user", "tool_calls": [{"function": {"name": "f"}}]}])", R"([{"role": "tool", "tool_call_id": 5}])",
         R"([{"role": "assistant", "content": "x", "tool_calls": []}, {"role": "assistant", "tool_calls": [{}]}])"}) {
     EXPECT_FALSE(chat(messages).ok()) << messages;
   }
@@ -216,11 +217,71 @@ TEST(ParseChat, MessagesAndContentParts) {
             std::string::npos);
 }
 
+TEST(ParseChat, Tools) {
+  const std::string f = R"({"type": "function", "function": {"name": "f"}})";
+  const std::string g = R"({"type": "function", "function": {"name": "g", "parameters": {"properties": {"a": {}}}}})";
+  const auto chat = [&](const std::string& fields) {
+    return parse(R"({"messages": [{"role": "user", "content": "x"}], "tools": [)" + f + ", " + g + "]" + fields + "}",
+                 ApiKind::kChat);
+  };
+  using Choice = ToolUse::Choice;
+  EXPECT_EQ(chat("")->tools.choice, Choice::kAuto);
+  EXPECT_EQ(chat("")->tools.tools.at(0).schema, R"({"type":"object","additionalProperties":false})");
+  EXPECT_EQ(chat("")->tools.tools.at(1).schema, R"({"properties":{"a":{}},"type":"object"})");
+  EXPECT_EQ(chat(R"(, "tool_choice": "none")")->tools.choice, Choice::kNone);
+  EXPECT_EQ(chat(R"(, "tool_choice": "required")")->tools.choice, Choice::kRequired);
+  const auto named = chat(R"(, "tool_choice": {"type": "function", "function": {"name": "g"}})");
+  EXPECT_EQ(named->tools.choice, Choice::kRequired);
+  EXPECT_FALSE(named->tools.tools.at(0).callable);
+  EXPECT_TRUE(named->tools.tools.at(1).callable);
+  const auto allowed = chat(R"(, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [)" + f + "]}}");
+  EXPECT_EQ(allowed->tools.choice, Choice::kAuto);
+  EXPECT_FALSE(allowed->tools.tools.at(1).callable);
+  for (const char* choice : {R"("sometimes")", "5", "{}", R"({"type": "function", "function": {"name": "h"}})",
+                             R"({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}})"}) {
+    EXPECT_EQ(chat(std::string(R"(, "tool_choice": )") + choice).error().param, "tool_choice") << choice;
+  }
+  EXPECT_FALSE(chat(R"(, "parallel_tool_calls": false)")->tools.parallel);
+  EXPECT_EQ(chat(R"(, "regex": "a")").error().param, "tools");
+  EXPECT_TRUE(chat(R"(, "regex": "a", "tool_choice": "none")").ok());
+  EXPECT_TRUE(chat(R"(, "response_format": {"type": "json_object"})").ok());
+}
+
+TEST(ParseChat, MessagesOfTools) {
+  const auto request = parse(R"({"messages": [{"role": "assistant", "tool_calls": [{"id": "c1", "type": "function", "function":
+      {"name": "f", "arguments": "{\"a\": 1}"}}, {"function": {"name": "g", "arguments": "{"}}]},
+      {"role": "tool", "tool_call_id": "c1", "content": "42"}]})", ApiKind::kChat);
+  ASSERT_TRUE(request.ok()) << request.error().message;
+  const ChatMessage& caller = request->messages.at(0);
+  EXPECT_EQ(caller.tool_calls[0]["function"]["arguments"], Json::parse(R"({"a": 1})"));
+  EXPECT_EQ(caller.tool_calls[1]["function"]["arguments"], "{") << "what a reply was cut off at stays a text";
+  EXPECT_EQ(request->messages.at(1).tool_call_id, "c1");
+
+  // A template that knows nothing of them gets texts.
+  const auto chat_template = ChatTemplate::compile("{% for m in messages %}{{ m.role }}: {{ m.content }}|{% endfor %}");
+  ToolUse use{.choice = ToolUse::Choice::kAuto, .definitions = Json::parse(R"([{"type": "function", "function": {"name": "f"}}])")};
+  std::vector<ChatMessage> messages = {{"user", "Go."}, caller, request->messages.at(1), {"tool", "43"}};
+  write_out_tools(*chat_template, use, messages);
+  ASSERT_EQ(messages.size(), 3u);
+  EXPECT_TRUE(messages[0].content.starts_with("You can call these tools:\n{\"name\":\"f\"}\n")) << messages[0].content;
+  EXPECT_TRUE(messages[0].content.ends_with("\nGo."));
+  EXPECT_TRUE(messages[1].content.starts_with("<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\":1}}\n</tool_call>\n<tool_call>"));
+  EXPECT_EQ(messages[2].role, "user");
+  EXPECT_EQ(messages[2].content, "<tool_response>\n42\n</tool_response>\n<tool_response>\n43\n</tool_response>");
+  // One that knows them gets them as they are.
+  const auto knowing = ChatTemplate::compile("{% if tools %}{% for m in messages %}{{ m.tool_calls }}{% endfor %}{% endif %}");
+  std::vector<ChatMessage> untouched = {caller, {"tool", "43"}};
+  write_out_tools(*knowing, use, untouched);
+  EXPECT_EQ(untouched[1].role, "tool");
+  EXPECT_EQ(untouched[0].content, "");
+}
+
 TEST(ParseChat, ToolsAndLogprobs) {
   const auto chat = [](const std::string& field) {
     return parse(R"({"messages": [{"role": "user", "content": "x"}], )" + field + "}", ApiKind::kChat);
   };
-  EXPECT_EQ(chat(R"("tools": [{"type": "function"}])").error().param, "tools");
+  EXPECT_EQ(chat(R"("tools": [{"type": "function"}])").error().param, "tools[0].function");
+  EXPECT_EQ(chat(R"("tools": [{"type": "web_search"}])").error().param, "tools[0].type");
   EXPECT_EQ(chat(R"("functions": [{}])").error().param, "functions");
   EXPECT_EQ(chat(R"("tool_choice": "required")").error().param, "tool_choice");
   EXPECT_TRUE(chat(R"("tools": [], "tool_choice": "none")").ok());

@@ -79,6 +79,29 @@ TEST(ChatTemplate, ChatMl) {
             "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n");
 }
 
+TEST(ChatTemplate, Tools) {
+  TemplateContext context = kContext;
+  context.tools = Json::parse(R"([{"type": "function", "function": {"name": "f", "parameters": {"n": 1.5}}}])");
+  Messages messages = {{"user", "U"}, {"assistant", ""}, {"tool", "42"}, {"tool", "43"}};
+  messages[1].tool_calls = Json::parse(R"([{"id": "c", "type": "function", "function": {"name": "f", "arguments": {"é": [null, true]}}}])");
+  messages[2].tool_call_id = "c";
+  const std::string head =
+      "<|im_start|>system\nYou are a helpful assistant.\n\n# Tools\n\n\n{\"type\": \"function\", \"function\": {\"name\": "
+      "\"f\", \"parameters\": {\"n\": 1.5}}}\n</tools><|im_end|>\n";
+  EXPECT_EQ(render(testing::kQwen25, messages, context),
+            head + "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant<|im_end|>\n<|im_start|>user\n<tool_response>\n42\n"
+                   "</tool_response>\n<tool_response>\n43\n</tool_response><|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(render("{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }} {{ c.id }}"
+                   "{% endfor %}{{ m.tool_call_id }};{% endfor %}",
+                   messages, context),
+            ";{\"é\": [null, true]} c;c;;");
+  const auto knows = [](const char* source) { return ChatTemplate::compile(source)->knows_tools(); };
+  EXPECT_TRUE(knows("{% if tools %}x{% endif %}"));
+  EXPECT_FALSE(knows("{{ tools_of_trade }}"));
+  EXPECT_TRUE(ChatTemplate::compile(testing::kQwen25)->knows_tool_messages());
+  EXPECT_FALSE(ChatTemplate::compile(testing::kChatMl)->knows_tool_messages());
+}
+
 TEST(ChatTemplate, Zephyr) {
   EXPECT_EQ(render(testing::kZephyr, kWithSystem),
             "<|system|>\nBe brief.</s>\n<|user|>\nHi there</s>\n<|assistant|>\nHello!</s>\n<|user|>\nBye</s>\n"
