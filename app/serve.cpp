@@ -133,6 +133,7 @@ class Service {
       auto loaded = std::make_unique<LoadedModel>(load_model(config_.model));
       loaded_ = std::move(loaded);
       serving_ = make_serving_model(*loaded_);
+      if (!config_.kv_events.endpoint.empty()) publish_kv_events();
     } catch (const std::exception& error) {
       load_error_ = error.what();
       exit_code_ = dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
@@ -149,6 +150,12 @@ class Service {
     context_.model.store(serving_.get(), std::memory_order_release);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - context_.started).count();
     log::info("ready after {:.1f} s: {} as '{}'", seconds, http_.url(), config_.server.served_model_names.front());
+  }
+
+  void publish_kv_events() {
+    Engine& engine = *loaded_->engine;
+    kv_publisher_ = std::make_unique<KvPublisher>(config_.kv_events, static_cast<int>(engine.config().page_size));
+    engine.on_kv_events([this](std::vector<KvEvent> events) { kv_publisher_->publish(std::move(events)); });
   }
 
   // Waits for the first signal, drains, and stays to hear another one.
@@ -186,7 +193,8 @@ class Service {
     while (context_.jobs.size() > 0 && steady_clock::now() < flush_until) std::this_thread::sleep_for(10ms);
     context_.connections.shut_down();
     const auto closed_until = std::min(flush_until, steady_clock::now() + seconds(3));
-    while (context_.metrics.open_connections.load(std::memory_order_relaxed) > 0 && steady_clock::now() < closed_until) {
+    while (context_.metrics.open_connections.load(std::memory_order_relaxed) > 0 &&
+           steady_clock::now() < closed_until) {
       std::this_thread::sleep_for(10ms);
     }
     stop();
@@ -202,6 +210,7 @@ class Service {
   }
 
   const ServeConfig& config_;
+  std::unique_ptr<KvPublisher> kv_publisher_;  // the engine's thread uses it
   std::unique_ptr<LoadedModel> loaded_;
   std::unique_ptr<ServingModel> serving_;
   HttpContext context_;

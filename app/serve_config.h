@@ -10,6 +10,7 @@
 #include "engine/config.h"
 #include "kernels/attention_options.h"
 #include "server/api/server_config.h"
+#include "server/events/kv_publisher.h"
 
 namespace bam {
 
@@ -29,6 +30,7 @@ struct ModelSettings {
 struct ServeConfig {
   ModelSettings model;
   ServerConfig server;
+  KvEventsConfig kv_events;
   std::string log_level = "info";
   std::string log_format = "text";
   // Every setting as text with where it came from, in the order of the table; secrets are masked.

@@ -113,6 +113,7 @@ struct Engine::Impl final : EngineCore::Observer {
   void publish_now(Clock::time_point now);
   void note_pace(Clock::time_point now);
   void note_device();
+  void tell_kv_events();
   void before_events() override { count_queue(0, 0); }
   void on_done(const std::string& id) override {
     const std::lock_guard lock(mutex);
@@ -146,6 +147,8 @@ struct Engine::Impl final : EngineCore::Observer {
   bool stopping = false;
   std::string device_lost;  // why nothing can be computed any more
   std::function<void(const std::string&)> on_device_lost;
+  std::function<void(std::vector<KvEvent>)> on_kv_events;  // engine thread only, like its log
+  KvEventLog kv_events;
 
   EngineCore core;  // engine thread only, like all up to `published`
   SnapshotStore snapshots;
@@ -303,6 +306,7 @@ void Engine::Impl::run() {
     if (!core.has_work()) {
       publish(time.now());
       note_device();
+      tell_kv_events();
       continue;
     }
     mark_progress();
@@ -312,6 +316,7 @@ void Engine::Impl::run() {
     const auto end = time.now();
     if (end - published_at >= kPublishInterval || !core.has_work()) publish(end);
     note_device();
+    tell_kv_events();
   }
   // Sinks of requests that were never looked at must hear of their end too. submit() adds nothing while stopping.
   {
@@ -326,6 +331,10 @@ void Engine::Impl::run() {
   const std::lock_guard lock(mutex);
   busy = false;
   idle.notify_all();
+}
+
+void Engine::Impl::tell_kv_events() {
+  if (on_kv_events && !kv_events.empty()) on_kv_events(kv_events.take());
 }
 
 // Tells the world, once, that the device is lost.
@@ -420,6 +429,13 @@ std::shared_ptr<const EnginePicture> Engine::picture() const {
   const Clock::rep progress = impl_->progress_at.load(std::memory_order_relaxed);
   if (progress != 0) result->last_step_age_s = impl_->seconds_since(Clock::time_point(Clock::duration(progress)));
   return result;
+}
+
+void Engine::on_kv_events(std::function<void(std::vector<KvEvent>)> callback) {
+  impl_->run_between_steps([this, &callback](EngineCore& core) {
+    impl_->on_kv_events = std::move(callback);
+    core.kv().record_events(&impl_->kv_events);
+  });
 }
 
 void Engine::on_device_lost(std::function<void(const std::string& what)> callback) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "engine/kv_events.h"
 #include "engine/config.h"
 #include "engine/request.h"
 #include "engine/snapshot_error.h"
@@ -78,6 +79,9 @@ class Engine {
   // Called once, on the engine's thread, when the device is lost for this process; requests have been ended by then and
   // new ones are refused. Set it before the first request.
   void on_device_lost(std::function<void(const std::string& what)> callback);
+  // What happens to cached blocks, in order, on the engine's thread after each step; from the next step on. With stages,
+  // those of the first one.
+  void on_kv_events(std::function<void(std::vector<KvEvent>)> callback);
   // False when work exists, paused requests apart, but no step or message was finished for too long;
   // or the device is lost.
   bool healthy() const;

@@ -93,6 +93,7 @@ class KvCache {
   void adopt_page(int32_t node, int group, int32_t page);
 
   bool prefix_enabled() const { return prefix_enabled_; }
+  void record_events(KvEventLog* log) { prefix_.record_events(log); }
   uint64_t num_evicted() const { return num_evicted_; }
   std::string check_integrity() const;
 

@@ -88,15 +88,35 @@ void PrefixCache::set_page(int32_t node, int group, int32_t page) {
   pool_.publish(page, {node, group});
   entry = page;
   Node& n = nodes_[static_cast<size_t>(node)];
+  const bool was_usable = usable(n);
   ++n.num_pages;
   n.num_unbounded += unbounded_[static_cast<size_t>(group)];
+  tell(n, was_usable);
+}
+
+void PrefixCache::tell(const Node& node, bool was_usable) {
+  if (log_ == nullptr || usable(node) == was_usable) return;
+  if (was_usable) return log_->removed(node.hash.lo);
+  const Node& parent = nodes_[static_cast<size_t>(node.parent)];
+  const bool first = parent.parent == kNone;  // below the root of its salt
+  log_->stored(node.hash.lo, first ? std::nullopt : std::optional(parent.hash.lo), node.content);
+}
+
+std::vector<uint64_t> PrefixCache::usable_hashes() const {
+  std::vector<uint64_t> hashes;
+  for (const Node& node : nodes_) {
+    if (node.live && usable(node)) hashes.push_back(node.hash.lo);
+  }
+  return hashes;
 }
 
 void PrefixCache::drop_page(int32_t node, int group) {
   pages_[slot(node, group)] = kNoPage;
   Node& n = nodes_[static_cast<size_t>(node)];
+  const bool was_usable = usable(n);
   --n.num_pages;
   n.num_unbounded -= unbounded_[static_cast<size_t>(group)];
+  tell(n, was_usable);
 }
 
 void PrefixCache::forget(PageOwner owner) {

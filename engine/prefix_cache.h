@@ -18,6 +18,7 @@
 
 #include "base/hash.h"
 #include "engine/block_pool.h"
+#include "engine/kv_events.h"
 
 namespace bam {
 
@@ -58,6 +59,10 @@ class PrefixCache {
   void unpin(int32_t node);
 
   size_t num_nodes() const { return index_.size(); }
+  // Tells `log` of every block that becomes usable or stops being so; null: nobody.
+  void record_events(KvEventLog* log) { log_ = log; }
+  // The hashes that the events so far leave an observer with.
+  std::vector<uint64_t> usable_hashes() const;
   std::string check_integrity() const;
 
  private:
@@ -79,6 +84,9 @@ class PrefixCache {
   }
   int32_t lookup(int32_t parent, const Hash128& hash, std::span<const int32_t> content) const;
   int32_t create(int32_t parent, const Hash128& hash, std::span<const int32_t> content);
+  // A hit may continue from this block.
+  bool usable(const Node& node) const { return node.num_pages > 0 && node.num_unbounded == num_unbounded_; }
+  void tell(const Node& node, bool was_usable);
   void drop_page(int32_t node, int group);
   void collect(int32_t node);  // removes it and its ancestors when nothing needs them
 
@@ -92,6 +100,7 @@ class PrefixCache {
   std::vector<int32_t> pages_;  // [nodes][groups]
   std::vector<int32_t> free_nodes_;
   std::unordered_map<Hash128, int32_t, HashKey> index_;
+  KvEventLog* log_ = nullptr;
 };
 
 }  // namespace bam

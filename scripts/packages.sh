@@ -13,7 +13,7 @@ PACKAGES_BUILD=(
   libgtest-dev libbenchmark-dev python3
 )
 # Transports between machines, each a plugin that is built when its library is there.
-PACKAGES_CLUSTER=(libgloo-dev libopenmpi-dev openmpi-bin libhiredis-dev)
+PACKAGES_CLUSTER=(libgloo-dev libopenmpi-dev openmpi-bin libhiredis-dev libzmq3-dev)
 PACKAGES_TESTS=("${PACKAGES_CLUSTER[@]}" redis-server iproute2 curl haproxy openssl python3-numpy python3-yaml)
 # numpy makes the random checkpoints; oneDNN is there to be compared with.
 PACKAGES_BENCH=(python3-numpy libdnnl-dev)

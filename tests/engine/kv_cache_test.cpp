@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <numeric>
+#include <random>
 #include <set>
 
 #include "kernels/backend.h"
@@ -281,6 +283,64 @@ TEST(KvCache, AChainThatGotNoPagesIsForgotten) {
   EXPECT_EQ(kv.insert_chain("s", make_tokens(63)).size(), 0u);
   EXPECT_EQ(kv.prefix().num_nodes(), 0u);
   EXPECT_EQ(kv.check_integrity(), "");
+}
+
+// Whoever hears of all events knows what can be continued, after any history.
+TEST(KvCache, EventsTellWhatIsUsable) {
+  for (const bool bounded : {false, true}) {
+    KvCache kv(bounded ? KvGeometry(64, {-1, 100}, 64) : KvGeometry(64, {-1, -1}, 64), 60, true, 1);
+    KvEventLog log;
+    kv.record_events(&log);
+    std::map<uint64_t, std::optional<uint64_t>> index;  // block -> the one before it
+    std::mt19937 random(7);
+    std::vector<BlockTable> tables(6);
+    std::vector<std::vector<int32_t>> texts(tables.size());
+    std::vector<int64_t> computed(tables.size(), 0);
+    int stored = 0, removed = 0;
+    for (int step = 0; step < 10'000; ++step) {
+      const size_t i = random() % tables.size();
+      if (texts[i].empty()) {
+        // Few different beginnings, so that prompts share blocks.
+        texts[i] = make_tokens(64 * (1 + static_cast<int64_t>(random() % 8)) + static_cast<int64_t>(random() % 64),
+                               static_cast<int32_t>(random() % 4));
+        tables[i] = {};
+        tables[i].salt = random() % 5 == 0 ? "other" : "";
+        const int64_t size = static_cast<int64_t>(texts[i].size());
+        const auto cached = kv.admit(tables[i], texts[i], size - 1, 0, 0);
+        computed[i] = cached.value_or(0);
+        if (!cached) texts[i].clear();
+      } else if (computed[i] < static_cast<int64_t>(texts[i].size()) && random() % 4 != 0) {
+        const int64_t end = std::min<int64_t>(computed[i] + 64, static_cast<int64_t>(texts[i].size()));
+        if (kv.grow(tables[i], computed[i], end)) {
+          kv.commit(tables[i], texts[i], end);
+          computed[i] = end;
+        }
+      } else {
+        if (random() % 10 == 0) {
+          kv.quarantine(tables[i], texts[i], 0);
+        } else {
+          kv.release(tables[i]);
+        }
+        texts[i].clear();
+      }
+      for (const KvEvent& event : log.take()) {
+        if (event.kind == KvEvent::Kind::kStored) {
+          EXPECT_TRUE(index.emplace(event.hash, event.parent).second) << "stored twice";
+          EXPECT_EQ(event.tokens.size(), 64u);
+          ++stored;
+        } else {
+          EXPECT_EQ(event.kind, KvEvent::Kind::kRemoved);
+          EXPECT_EQ(index.erase(event.hash), 1u) << "removed but never stored";
+          ++removed;
+        }
+      }
+      const std::vector<uint64_t> usable = kv.prefix().usable_hashes();
+      ASSERT_EQ(index.size(), usable.size());
+      for (const uint64_t hash : usable) ASSERT_TRUE(index.contains(hash));
+    }
+    EXPECT_GT(stored, 200);
+    EXPECT_GT(removed, 200);
+  }
 }
 
 TEST(PrefixCache, AHashCollisionIsAMissNeverAWrongHit) {

@@ -20,10 +20,11 @@ ALLOWED = {
     "server/grammar": {"base", "server/grammar"},
     "server/jinja": {"base", "server/jinja"},
     "server/api": {"base", "models", "engine", "server", "server/grammar", "server/jinja", "server/api"},  # no tensors
+    "server/events": {"base", "engine", "server/events"},
     "server/http": {"base", "models", "engine", "server", "server/api", "server/http"},
     "server": {"base", "server", "server/api"},
     "app": {"base", "kernels", "models", "engine", "server", "server/grammar", "server/jinja", "server/api", "server/http",
-            "transport", "app"},
+            "server/events", "transport", "app"},
 }
 # What CMake may link: as above; server/ itself only adds its rooms up.
 LINKABLE = {**ALLOWED, "server": {room for room in ALLOWED if room != "app"}}
@@ -34,6 +35,7 @@ OUTSIDE = [
     ("JSON", re.compile(r"^(nlohmann|json)/"), ("base/json", "app/")),
     ("CUDA", re.compile(r"^(cuda|cublas|cudnn|nv|cub/|thrust/|mma\.h|curand)"), ("kernels/cuda/",)),
     ("transport", re.compile(r"^(gloo/|mpi\.h|hiredis/)"), ("transport/",)),
+    ("ZeroMQ", re.compile(r"^zmq"), ("server/events/",)),
     ("sentencepiece", re.compile(r"^sentencepiece"), ("models/",)),
     ("libcurl", re.compile(r"^curl/"), ("app/",)),
     ("command-line", re.compile(r"^CLI/"), ("app/",)),
