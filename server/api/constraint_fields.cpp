@@ -6,6 +6,8 @@ namespace bam {
 
 namespace {
 
+using Kinds = FieldKinds<GenerationRequest>;
+
 // A field that nobody asked for could have been a constraint.
 void refuse_rest(FieldReader& fields) {
   for (const std::string& name : fields.unread()) {
@@ -41,10 +43,10 @@ void read_json_constraint(FieldReader& in, const std::string& key, const Json& s
   set_constraint(in, out, std::move(spec));
 }
 
-void read_response_format(FieldReader& in, GenerationRequest& out) {
-  const Json* format = in.object("response_format");
+void read_response_format(FieldReader& in, const std::string& key, GenerationRequest& out) {
+  const Json* format = in.object(key);
   if (!format) return;
-  FieldReader fields(*format, "response_format");
+  FieldReader fields(*format, key);
   const std::string type = fields.text("type", 64).value_or("");
   // llama.cpp's spelling, also for json_object.
   const Json* schema = fields.raw("schema");
@@ -100,67 +102,119 @@ void read_grammar_constraint(FieldReader& in, const std::string& key, Generation
                  {.kind = ConstraintSpec::Kind::kGrammar, .text = *std::move(grammar), .param = in.name_of(key)});
 }
 
+Json texts_schema(size_t min_bytes, size_t max_items) {
+  return {{"type", "array"}, {"items", {{"type", "string"}, {"minLength", min_bytes}}}, {"maxItems", max_items}};
+}
+
+Json grammar_schema() { return {{"type", "string"}, {"maxLength", limits::kGrammarBytes}}; }
+
+// A schema, or a text that holds one.
+Json json_schema_schema() { return {{"type", {"object", "boolean", "string"}}}; }
+
+FieldKind<GenerationRequest> regex() {
+  return Kinds::custom({{"type", "string"}, {"maxLength", limits::kRegexBytes}}, read_regex_constraint);
+}
+
+FieldKind<GenerationRequest> choice() {
+  Json schema = texts_schema(1, limits::kChoiceConstraints);
+  schema["minItems"] = 1;
+  return Kinds::custom(std::move(schema), read_choice_constraint);
+}
+
+FieldKind<GenerationRequest> grammar() { return Kinds::custom(grammar_schema(), read_grammar_constraint); }
+
+FieldKind<GenerationRequest> json_schema() {
+  return Kinds::custom(json_schema_schema(), [](FieldReader& in, const std::string& key, GenerationRequest& out) {
+    read_json_constraint(in, key, *in.raw(key), out);
+  });
+}
+
+FieldKind<GenerationRequest> response_format() {
+  const Json wrapped = {{"type", "object"},
+                        {"properties",
+                         {{"name", {{"type", "string"}}},
+                          {"schema", json_schema_schema()},
+                          {"strict", {{"type", {"boolean", "null"}}}}}}};
+  return Kinds::custom({{"type", "object"},
+                        {"required", {"type"}},
+                        {"properties",
+                         {{"type", {{"enum", {"text", "json_object", "json_schema"}}}},
+                          {"json_schema", wrapped},
+                          {"schema", json_schema_schema()}}}},
+                       read_response_format);
+}
+
 // The object of vLLM, new spelling.
-void read_structured_outputs(FieldReader& in, GenerationRequest& out) {
-  const Json* nested = in.object("structured_outputs");
-  if (!nested) return;
-  FieldReader fields(*nested, "structured_outputs");
-  read_regex_constraint(fields, "regex", out);
-  read_choice_constraint(fields, "choice", out);
-  read_grammar_constraint(fields, "grammar", out);
-  if (const Json* schema = fields.raw("json")) read_json_constraint(fields, "json", *schema, out);
-  if (fields.boolean("json_object").value_or(false)) {
-    set_constraint(fields, out, {.kind = ConstraintSpec::Kind::kJsonObject, .param = "structured_outputs.json_object"});
-  }
-  fields.boolean("disable_fallback");  // there is one implementation and nothing to fall back to
-  refuse_rest(fields);
-  in.adopt(fields);
-}
-
-void read_token_constraints(FieldReader& in, GenerationRequest& out) {
-  if (const Json* ids = in.array("allowed_token_ids", limits::kAllowedTokenIds)) {
-    if (auto tokens = read_token_ids(in, "allowed_token_ids", *ids)) out.allowed_token_ids = *std::move(tokens);
-    if (in.ok() && out.allowed_token_ids.empty()) in.fail("allowed_token_ids", "'allowed_token_ids' is empty.");
-  }
-  if (const Json* words = in.array("bad_words", limits::kBadWords)) {
-    for (const Json& word : *words) {
-      const std::string* text = word.get_ptr<const std::string*>();
-      if (!text || text->empty() || text->size() > limits::kBadWordBytes) {
-        in.fail("bad_words",
-                fmt::format("'bad_words' must be an array of texts of 1 to {} bytes.", limits::kBadWordBytes));
-        return;
-      }
-      out.bad_words.push_back(*text);
+FieldKind<GenerationRequest> structured_outputs() {
+  const auto json_object = [](FieldReader& in, const std::string& key, GenerationRequest& out) {
+    if (in.boolean(key).value_or(false)) {
+      set_constraint(in, out, {.kind = ConstraintSpec::Kind::kJsonObject, .param = in.name_of(key)});
     }
-  }
+  };
+  const FieldTable<GenerationRequest> fields = {
+      {"regex", kAnyGeneration, regex(), "a regular expression"},
+      {"choice", kAnyGeneration, choice(), "one of these texts"},
+      {"grammar", kAnyGeneration, grammar(), "a GBNF or Lark grammar"},
+      {"json", kAnyGeneration, json_schema(), "a JSON schema"},
+      {"json_object", kAnyGeneration, Kinds::custom({{"type", "boolean"}}, json_object), "any JSON object"},
+      // There is one implementation and nothing to fall back to.
+      {"disable_fallback", kAnyGeneration, Kinds::ignored({{"type", "boolean"}}), "ignored"},
+  };
+  FieldKind<GenerationRequest> kind = Kinds::object(fields);
+  kind.set = [fields](FieldReader& in, const std::string& key, GenerationRequest& out) {
+    const Json* nested = in.object(key);
+    if (!nested) return;
+    FieldReader reader(*nested, in.name_of(key));
+    read_fields(reader, fields, kAnyGeneration, out);
+    refuse_rest(reader);
+    in.adopt(reader);
+  };
+  return kind;
 }
 
-void refuse_unsupported_constraints(FieldReader& in) {
-  for (const char* key : {"guided_whitespace_pattern", "structural_tag", "guided_decoding"}) {
-    if (in.has(key)) in.fail(key, fmt::format("'{}' is not supported.", key));
-  }
-  if (in.boolean("grammar_lazy").value_or(false)) {
-    in.fail("grammar_lazy", "'grammar_lazy' is not supported: a grammar holds from the first token on.");
-  }
-  if (const Json* triggers = in.raw("grammar_triggers"); triggers && !triggers->empty()) {
-    in.fail("grammar_triggers", "'grammar_triggers' is not supported: a grammar holds from the first token on.");
+void read_allowed_token_ids(FieldReader& in, const std::string& key, GenerationRequest& out) {
+  const Json* ids = in.array(key, limits::kAllowedTokenIds);
+  if (!ids) return;
+  if (auto tokens = read_token_ids(in, key, *ids)) out.allowed_token_ids = *std::move(tokens);
+  if (in.ok() && out.allowed_token_ids.empty()) in.fail(key, fmt::format("'{}' is empty.", key));
+}
+
+void read_bad_words(FieldReader& in, const std::string& key, GenerationRequest& out) {
+  const Json* words = in.array(key, limits::kBadWords);
+  if (!words) return;
+  for (const Json& word : *words) {
+    const std::string* text = word.get_ptr<const std::string*>();
+    if (!text || text->empty() || text->size() > limits::kBadWordBytes) {
+      return in.fail(key, fmt::format("'{}' must be an array of texts of 1 to {} bytes.", key, limits::kBadWordBytes));
+    }
+    out.bad_words.push_back(*text);
   }
 }
 
 }  // namespace
 
-void read_constraints(FieldReader& in, GenerationRequest& out) {
-  read_response_format(in, out);
-  for (const char* key : {"regex", "guided_regex"}) read_regex_constraint(in, key, out);
-  for (const char* key : {"choice", "guided_choice"}) read_choice_constraint(in, key, out);
-  for (const char* key : {"grammar", "guided_grammar", "ebnf"}) read_grammar_constraint(in, key, out);
-  for (const char* key : {"json_schema", "guided_json"}) {
-    if (const Json* schema = in.raw(key)) read_json_constraint(in, key, *schema, out);
-  }
-  read_structured_outputs(in, out);
-  read_token_constraints(in, out);
-  refuse_unsupported_constraints(in);
-  in.text("guided_decoding_backend", limits::kRegexBytes);  // names an implementation, not a constraint
+// clang-format off
+FieldTable<GenerationRequest> constraint_fields() {
+  constexpr const char* kEager = "a grammar holds from the first token on";
+  const Json allowed_ids = {{"type", "array"}, {"items", {{"type", "integer"}, {"minimum", 0}, {"maximum", INT32_MAX}}},
+                            {"minItems", 1}, {"maxItems", limits::kAllowedTokenIds}};
+  return {
+      {"response_format", kAnyGeneration, response_format(), "text, json_object or json_schema"},
+      {"regex", kAnyGeneration, regex(), "the text matches a regular expression", {"guided_regex"}},
+      {"choice", kAnyGeneration, choice(), "the text is one of these", {"guided_choice"}},
+      {"grammar", kAnyGeneration, grammar(), "the text follows a GBNF or Lark grammar", {"guided_grammar", "ebnf"}},
+      {"json_schema", kAnyGeneration, json_schema(), "the text is JSON of this schema", {"guided_json"}},
+      {"structured_outputs", kAnyGeneration, structured_outputs(), "vLLM's object with one of the above"},
+      {"allowed_token_ids", kAnyGeneration, Kinds::custom(allowed_ids, read_allowed_token_ids), "the only tokens that may be generated"},
+      {"bad_words", kAnyGeneration, Kinds::custom(texts_schema(1, limits::kBadWords), read_bad_words), "words that may not come"},
+      {"guided_decoding_backend", kAnyGeneration, Kinds::ignored({{"type", "string"}}), "names an implementation; ignored"},
+      {"guided_whitespace_pattern", kAnyGeneration, Kinds::refused(Json::array(), ""), "refused"},
+      {"structural_tag", kAnyGeneration, Kinds::refused(Json::array(), ""), "refused"},
+      {"guided_decoding", kAnyGeneration, Kinds::refused(Json::array(), ""), "refused"},
+      {"grammar_lazy", kAnyGeneration, Kinds::refused(Json::array({false}), kEager), "refused: a grammar holds from the first token on"},
+      {"grammar_triggers", kAnyGeneration, Kinds::refused(Json::array({Json::array()}), kEager), "refused, likewise"},
+  };
 }
+// clang-format on
 
 }  // namespace bam

@@ -6,6 +6,6 @@ namespace bam {
 
 // Every field with which OpenAI's, vLLM's, SGLang's and llama.cpp's clients restrict the output. What cannot be honoured
 // is refused by name, never dropped.
-void read_constraints(FieldReader& in, GenerationRequest& out);
+FieldTable<GenerationRequest> constraint_fields();
 
 }  // namespace bam

@@ -10,6 +10,7 @@
 #include "base/json_fields.h"
 #include "engine/request.h"
 #include "server/api/api_error.h"
+#include "server/api/field_table.h"
 #include "server/api/tools.h"
 #include "server/jinja/chat_template.h"
 
@@ -23,6 +24,7 @@ inline constexpr size_t kStopStrings = 16;
 inline constexpr size_t kStopStringBytes = 1024;
 inline constexpr size_t kStopTokenIds = 256;
 inline constexpr size_t kBiasEntries = 1024;
+inline constexpr int kMaxBias = 100;
 inline constexpr int64_t kLogprobs = 20;
 inline constexpr int64_t kEchoBytes = 64 << 20;        // of prompts, in all choices of a reply
 inline constexpr int64_t kLogprobEntries = 2'000'000;  // of one reply: some 200 MB of JSON
@@ -35,10 +37,14 @@ inline constexpr size_t kBadWords = 256;
 inline constexpr size_t kBadWordBytes = 1024;
 inline constexpr size_t kChoiceConstraints = 1024;
 inline constexpr size_t kChoiceConstraintBytes = 64 * 1024;
+inline constexpr size_t kModelBytes = 1024;
+inline constexpr double kTimeoutSeconds = 7 * 86400.0;
 inline constexpr size_t kRequestIdBytes = 128;
 inline constexpr size_t kCacheSaltBytes = 256;
 inline constexpr int64_t kMaxTokens = int64_t{1} << 40;  // far above any context; the real limit needs the prompt
 }  // namespace limits
+
+inline constexpr int64_t kDefaultCompletionTokens = 16;
 
 enum class ApiKind : uint8_t { kCompletion, kChat };
 
@@ -69,8 +75,10 @@ struct GenerationRequest {
   std::vector<ChatMessage> messages;  // kChat
   bool add_generation_prompt = true;
   std::optional<int64_t> max_tokens;
+  std::optional<int32_t> best_of, top_logprobs;
   // What the engine gets, but for its id, the prompt and sampling.max_tokens, which are known later.
   Request engine;
+  std::vector<std::pair<std::string, float>> text_bias;  // logit_bias of texts, which become tokens later
   std::vector<std::string> stop;
   bool include_stop_str_in_output = false;
   std::optional<int32_t> prompt_logprobs;  // vLLM's field of that name
@@ -91,6 +99,10 @@ struct GenerationRequest {
 
   bool wants_logprobs() const { return engine.sampling.num_logprobs >= 0; }
 };
+
+// Where a field of a generation is taken.
+enum : unsigned { kInCompletions = 1, kInChat = 2, kAnyGeneration = kInCompletions | kInChat };
+const FieldTable<GenerationRequest>& generation_fields();
 
 ApiResult<GenerationRequest> parse_generation_request(const Json& body, ApiKind kind, const SamplingDefaults& defaults);
 

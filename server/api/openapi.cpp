@@ -3,6 +3,7 @@
 #include <map>
 
 #include "base/json.h"
+#include "server/api/openai_api.h"
 #include "server/api/route.h"
 
 namespace bam {
@@ -118,7 +119,10 @@ std::string openapi_document(const std::string& version) {
                        "Inference server for BAM language models. Routes under /v1 answer without the "
                        "prefix too. Unknown request fields are ignored and named in X-Ignored-Fields."}};
   document["paths"] = std::move(paths);
-  document["components"] = {{"schemas", Json::parse(openapi_schemas())},
+  Json schemas = Json::parse(openapi_schemas());
+  schemas["CompletionRequest"] = fields_schema(generation_fields(), kInCompletions);
+  schemas["ChatRequest"] = fields_schema(generation_fields(), kInChat);
+  document["components"] = {{"schemas", std::move(schemas)},
                             {"securitySchemes",
                              {{"bearer", {{"type", "http"}, {"scheme", "bearer"}}},
                               {"apiKey", {{"type", "apiKey"}, {"in", "header"}, {"name", "X-API-Key"}}}}}};

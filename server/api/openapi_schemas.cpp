@@ -2,57 +2,13 @@
 
 namespace bam {
 
-// One line per schema. tests/http/test_schemathesis.py checks real replies against them.
+// One paragraph per schema; requests that are read by a table of fields are described by it. tests/http/test_schemathesis.py checks real replies against them.
 const char* openapi_schemas() {
   return R"({
 "Error": {"type": "object", "properties": {"error": {"type": "object", "properties": {"message": {"type": "string"},
 "type": {"type": "string"}, "param": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "code": {"anyOf": [{"type":
 "string"}, {"type": "null"}]}}, "required": ["message", "type", "param", "code"]}}, "required": ["error"]},
 "AnyObject": {"type": "object"},
-"CompletionRequest": {"type": "object", "properties": {"prompt": {"anyOf": [{"type": "string"}, {"type": "array",
-"items": {"type": "string"}, "minItems": 1, "maxItems": 64}, {"type": "array", "items": {"type": "integer",
-"minimum": 0, "maximum": 2147483647}, "minItems": 1}, {"type": "array", "items": {"type": "array", "items": {"type":
-"integer", "minimum": 0, "maximum": 2147483647}, "minItems": 1}, "minItems": 1, "maxItems": 64}]}, "model":
-{"anyOf": [{"type": "string", "maxLength": 1024}, {"type": "null"}]}, "max_tokens": {"anyOf": [{"type": "integer",
-"minimum": 0, "maximum": 1099511627776}, {"type": "null"}]}, "max_completion_tokens": {"anyOf": [{"type": "integer",
-"minimum": 0, "maximum": 1099511627776}, {"type": "null"}]}, "temperature": {"anyOf": [{"type": "number", "minimum":
-0, "maximum": 100}, {"type": "null"}]}, "top_p": {"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-{"type": "null"}]}, "top_k": {"anyOf": [{"type": "integer", "minimum": -1, "maximum": 2147483647}, {"type":
-"null"}]}, "min_p": {"anyOf": [{"type": "number", "minimum": 0, "exclusiveMaximum": 1}, {"type": "null"}]}, "seed":
-{"anyOf": [{"type": "integer"}, {"type": "null"}]}, "n": {"anyOf": [{"type": "integer", "minimum": 1, "maximum":
-16}, {"type": "null"}]}, "best_of": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 16}, {"type": "null"}]},
-"stop": {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "maxItems": 16, "items": {"type": "string",
-"minLength": 1}}, {"type": "null"}]}, "stop_token_ids": {"anyOf": [{"type": "array", "items": {"type": "integer",
-"minimum": 0, "maximum": 2147483647}, "maxItems": 256}, {"type": "null"}]}, "include_stop_str_in_output": {"anyOf":
-[{"type": "boolean"}, {"type": "null"}]}, "logit_bias": {"anyOf": [{"type": "object", "additionalProperties":
-{"type": "number", "minimum": -100, "maximum": 100}}, {"type": "array", "maxItems": 1024, "items": {"type": "array",
-"prefixItems": [{"type": "integer", "minimum": 0}, {"type": "number", "minimum": -100, "maximum": 100}], "minItems":
-2, "maxItems": 2}}, {"type": "null"}]}, "presence_penalty": {"anyOf": [{"type": "number", "minimum": -2, "maximum":
-2}, {"type": "null"}]}, "frequency_penalty": {"anyOf": [{"type": "number", "minimum": -2, "maximum": 2}, {"type":
-"null"}]}, "repetition_penalty": {"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 100}, {"type":
-"null"}]}, "repeat_penalty": {"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 100}, {"type":
-"null"}]}, "ignore_eos": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "min_tokens": {"anyOf": [{"type":
-"integer", "minimum": 0, "maximum": 1099511627776}, {"type": "null"}]}, "prompt_logprobs": {"anyOf": [{"type":
-"integer", "minimum": 0, "maximum": 20}, {"type": "null"}]}, "stream": {"anyOf": [{"type": "boolean"}, {"type":
-"null"}]}, "stream_options": {"anyOf": [{"type": "object", "properties": {"include_usage": {"anyOf": [{"type":
-"boolean"}, {"type": "null"}]}, "continuous_usage_stats": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}}},
-{"type": "null"}]}, "response_format": {"anyOf": [{"type": "object", "required": ["type"], "properties": {"type":
-{"enum": ["text", "json_object", "json_schema"]}, "json_schema": {"type": "object", "properties": {"name": {"type":
-"string"}, "schema": {"type": "object"}, "strict": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}}}}}, {"type":
-"null"}]}, "regex": {"anyOf": [{"type": "string", "maxLength": 8192}, {"type": "null"}]}, "choice": {"anyOf":
-[{"type": "array", "minItems": 1, "maxItems": 1024, "items": {"type": "string", "minLength": 1}}, {"type":
-"null"}]}, "structured_outputs": {"anyOf": [{"type": "object", "properties": {"regex": {"anyOf": [{"type":
-"string"}, {"type": "null"}]}, "choice": {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type":
-"null"}]}, "json": {}}}, {"type": "null"}]}, "return_token_ids": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
-"return_progress": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "priority": {"anyOf": [{"type": "integer",
-"minimum": -2147483648, "maximum": 2147483647}, {"type": "null"}]}, "cache_salt": {"anyOf": [{"type": "string",
-"maxLength": 256}, {"type": "null"}]}, "request_id": {"anyOf": [{"type": "string", "pattern":
-"^[A-Za-z0-9._:-]{1,128}$"}, {"type": "null"}]}, "timeout": {"anyOf": [{"type": "number", "exclusiveMinimum": 0,
-"maximum": 604800}, {"type": "null"}]}, "truncate_prompt_tokens": {"anyOf": [{"type": "integer", "minimum": -1},
-{"type": "null"}]}, "add_special_tokens": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "user": {"anyOf":
-[{"type": "string"}, {"type": "null"}]}, "logprobs": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 20},
-{"type": "null"}]}, "echo": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "suffix": {"type": ["string",
-"null"], "maxLength": 0}}, "required": ["prompt"]},
 "Tool": {"type": "object", "properties": {"type": {"const": "function"}, "function": {"type": "object", "properties":
 {"name": {"type": "string", "pattern": "^[A-Za-z0-9_.:-]{1,128}$"}, "description": {"type": ["string", "null"]},
 "parameters": {"type": ["object", "null"]}, "strict": {"type": ["boolean", "null"]}}, "required": ["name"]}},
@@ -66,51 +22,6 @@ const char* openapi_schemas() {
 [{"type": "string"}, {"type": "null"}]}, "tool_call_id": {"type": ["string", "null"]}, "tool_calls": {"anyOf":
 [{"type": "array", "maxItems": 128, "items": {"$ref": "#/components/schemas/ToolCall"}}, {"type": "null"}]}},
 "required": ["role"]},
-"ChatRequest": {"type": "object", "properties": {"tools": {"anyOf": [{"type": "array", "maxItems": 128,
-"items": {"$ref": "#/components/schemas/Tool"}}, {"type": "null"}]}, "tool_choice": {"anyOf": [{"enum": ["none",
-"auto", "required"]}, {"type": "object"}, {"type": "null"}]}, "parallel_tool_calls": {"anyOf": [{"type": "boolean"},
-{"type": "null"}]}, "messages": {"type": "array", "minItems": 1, "maxItems": 4096,
-"items": {"$ref": "#/components/schemas/Message"}}, "model": {"anyOf": [{"type": "string", "maxLength": 1024},
-{"type": "null"}]}, "max_tokens": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 1099511627776}, {"type":
-"null"}]}, "max_completion_tokens": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 1099511627776}, {"type":
-"null"}]}, "temperature": {"anyOf": [{"type": "number", "minimum": 0, "maximum": 100}, {"type": "null"}]}, "top_p":
-{"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 1}, {"type": "null"}]}, "top_k": {"anyOf": [{"type":
-"integer", "minimum": -1, "maximum": 2147483647}, {"type": "null"}]}, "min_p": {"anyOf": [{"type": "number",
-"minimum": 0, "exclusiveMaximum": 1}, {"type": "null"}]}, "seed": {"anyOf": [{"type": "integer"}, {"type":
-"null"}]}, "n": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 16}, {"type": "null"}]}, "best_of":
-{"anyOf": [{"type": "integer", "minimum": 1, "maximum": 16}, {"type": "null"}]}, "stop": {"anyOf": [{"type":
-"string", "minLength": 1}, {"type": "array", "maxItems": 16, "items": {"type": "string", "minLength": 1}}, {"type":
-"null"}]}, "stop_token_ids": {"anyOf": [{"type": "array", "items": {"type": "integer", "minimum": 0, "maximum":
-2147483647}, "maxItems": 256}, {"type": "null"}]}, "include_stop_str_in_output": {"anyOf": [{"type": "boolean"},
-{"type": "null"}]}, "logit_bias": {"anyOf": [{"type": "object", "additionalProperties": {"type": "number",
-"minimum": -100, "maximum": 100}}, {"type": "array", "maxItems": 1024, "items": {"type": "array", "prefixItems":
-[{"type": "integer", "minimum": 0}, {"type": "number", "minimum": -100, "maximum": 100}], "minItems": 2, "maxItems":
-2}}, {"type": "null"}]}, "presence_penalty": {"anyOf": [{"type": "number", "minimum": -2, "maximum": 2}, {"type":
-"null"}]}, "frequency_penalty": {"anyOf": [{"type": "number", "minimum": -2, "maximum": 2}, {"type": "null"}]},
-"repetition_penalty": {"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 100}, {"type": "null"}]},
-"repeat_penalty": {"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 100}, {"type": "null"}]},
-"ignore_eos": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "min_tokens": {"anyOf": [{"type": "integer",
-"minimum": 0, "maximum": 1099511627776}, {"type": "null"}]}, "prompt_logprobs": {"anyOf": [{"type": "integer",
-"minimum": 0, "maximum": 20}, {"type": "null"}]}, "stream": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
-"stream_options": {"anyOf": [{"type": "object", "properties": {"include_usage": {"anyOf": [{"type": "boolean"},
-{"type": "null"}]}, "continuous_usage_stats": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}}}, {"type":
-"null"}]}, "response_format": {"anyOf": [{"type": "object", "required": ["type"], "properties": {"type": {"enum":
-["text", "json_object", "json_schema"]}, "json_schema": {"type": "object", "properties": {"name": {"type":
-"string"}, "schema": {"type": "object"}, "strict": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}}}}}, {"type":
-"null"}]}, "regex": {"anyOf": [{"type": "string", "maxLength": 8192}, {"type": "null"}]}, "choice": {"anyOf":
-[{"type": "array", "minItems": 1, "maxItems": 1024, "items": {"type": "string", "minLength": 1}}, {"type":
-"null"}]}, "structured_outputs": {"anyOf": [{"type": "object", "properties": {"regex": {"anyOf": [{"type":
-"string"}, {"type": "null"}]}, "choice": {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type":
-"null"}]}, "json": {}}}, {"type": "null"}]}, "return_token_ids": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
-"return_progress": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "priority": {"anyOf": [{"type": "integer",
-"minimum": -2147483648, "maximum": 2147483647}, {"type": "null"}]}, "cache_salt": {"anyOf": [{"type": "string",
-"maxLength": 256}, {"type": "null"}]}, "request_id": {"anyOf": [{"type": "string", "pattern":
-"^[A-Za-z0-9._:-]{1,128}$"}, {"type": "null"}]}, "timeout": {"anyOf": [{"type": "number", "exclusiveMinimum": 0,
-"maximum": 604800}, {"type": "null"}]}, "truncate_prompt_tokens": {"anyOf": [{"type": "integer", "minimum": -1},
-{"type": "null"}]}, "add_special_tokens": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "user": {"anyOf":
-[{"type": "string"}, {"type": "null"}]}, "logprobs": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
-"top_logprobs": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 20}, {"type": "null"}]},
-"add_generation_prompt": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}}, "required": ["messages"]},
 "Usage": {"type": "object", "properties": {"prompt_tokens": {"type": "integer"}, "completion_tokens": {"type":
 "integer"}, "total_tokens": {"type": "integer"}, "prompt_tokens_details": {"type": "object", "properties":
 {"cached_tokens": {"type": "integer"}}, "required": ["cached_tokens"]}}, "required": ["prompt_tokens",

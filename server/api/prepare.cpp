@@ -124,6 +124,18 @@ std::vector<TokenRecord> prompt_records(const Tokenizer& tokenizer, const std::v
   return records;
 }
 
+// Every token of a text that logit_bias names gets its bias.
+std::optional<ApiError> resolve_text_bias(const ServingModel& model, GenerationRequest& request) {
+  auto& bias = request.engine.sampling.logit_bias;
+  for (const auto& [text, value] : std::exchange(request.text_bias, {})) {
+    for (const int32_t id : model.tokenizer.encode(text, false, true)) bias.emplace_back(id, value);
+  }
+  if (bias.size() <= limits::kBiasEntries) return std::nullopt;
+  return ApiError::invalid(
+      fmt::format("'logit_bias' names {} tokens; at most {} are allowed.", bias.size(), limits::kBiasEntries),
+      "logit_bias");
+}
+
 // A few fields multiply: a request of 100 KB could ask for a reply of 600 MB.
 std::optional<ApiError> check_reply_size(const ServingModel& model, const GenerationRequest& request,
                                          const std::vector<PreparedPrompt>& prompts) {
@@ -242,6 +254,7 @@ ApiResult<std::vector<PreparedPrompt>> prepare_prompts(const ServerContext& cont
   if (auto error = check_model(context, request)) return *error;
   if (auto error = check_priority(context, caller, request)) return *error;
   if (auto error = check_token_ids(model, request)) return *error;
+  if (auto error = resolve_text_bias(model, request)) return *error;
   if (auto error = compile_constraint(model, request)) return *error;
   filter_tokens(model, request);
   Tokenising tokenising(context, model, request, log_text);

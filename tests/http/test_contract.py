@@ -58,8 +58,8 @@ FIELDS = {
     "stop": (["x", ["x", "y"], [str(i) for i in range(16)], []], [5, {}, [5], "", [""], [str(i) for i in range(17)], "x" * 2000]),
     "stop_token_ids": ([[5], []], [5, "x", [-1], ["5"], [1.5], [10 ** 9], [1] * 300]),
     "include_stop_str_in_output": ([True, False], [1, "true", []]),
-    "logit_bias": ([{"5": 1}, [[5, -1.5]], {}], [5, "x", {"x": 1}, {"5": "1"}, {"5": 101}, {"-1": 1}, [[5]], [5], {"999999999": 1},
-                                                 [[5, 1]] * 1025]),
+    "logit_bias": ([{"5": 1}, [[5, -1.5]], {}, {"grass": 1}, [["grass", False]]],
+                   [5, "x", {"": 1}, {"5": "1"}, {"5": 101}, {"-1": 1}, [[5]], [5], {"999999999": 1}, [[5, 1]] * 1025]),
     "presence_penalty": ([-2, 2], NO_NUMBER + [-2.1, 2.1]),
     "frequency_penalty": ([-2, 2], NO_NUMBER + [-2.1, 2.1]),
     "repetition_penalty": ([0.5, 2], NO_NUMBER + [0, -1, 1e9]),
@@ -192,6 +192,7 @@ class Section2(bamtest.ServerTest):
 
     def test_2_2_model(self):
         self.assertEqual(self.server.complete(model="test", max_tokens=1).status, 200)
+        self.assertEqual(self.server.complete(model="", max_tokens=1).json()["model"], "test")
         self.refused(self.server.complete(model="other", max_tokens=1), 404, "model_not_found")
         self.refused(self.server.complete(model=5, max_tokens=1), 400, param="model")
 

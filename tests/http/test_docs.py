@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
-"""Every curl line of docs/api.md works, and its Python example runs with the official client."""
+"""Every curl line of docs/api.md works, its Python example runs with the official client, and its tables are what the program says.
+
+BAM_WRITE_TABLES=1 writes the tables anew."""
 
 import json
+import os
 import pathlib
 import re
 import shlex
@@ -10,10 +13,12 @@ import subprocess
 import tempfile
 import unittest
 
+import api_tables
 import bamtest
 import pypi
 
-DOCUMENT = (bamtest.ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+FILE = bamtest.ROOT / "docs" / "api.md"
+DOCUMENT = FILE.read_text(encoding="utf-8")
 
 
 def blocks(language):
@@ -66,6 +71,13 @@ class Documentation(unittest.TestCase):
         for path in self.server.get("/openapi.json").json()["paths"]:
             pattern = re.escape(path).replace(re.escape("{id}"), "[^/ ]+")
             self.assertTrue(re.search(rf"curl [^\n]*http://127\.0\.0\.1:8000{pattern}(\s|$)", DOCUMENT), path)
+
+    def test_tables_say_what_the_program_says(self):
+        made = api_tables.with_tables(DOCUMENT, self.server.get("/openapi.json").json())
+        if os.environ.get("BAM_WRITE_TABLES"):
+            FILE.write_text(made, encoding="utf-8")
+        else:
+            self.assertEqual(made.splitlines(), DOCUMENT.splitlines(), "BAM_WRITE_TABLES=1 tests/http/test_docs.py writes them")
 
     def test_python_example(self):
         python = pypi.python_with("openai<4")

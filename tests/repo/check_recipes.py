@@ -15,6 +15,7 @@ from repo_files import CODE_SUFFIXES, finish, repo_files, root_from_arguments
 # Title -> folders in which the list is complete; none: it names the places to begin with.
 COMPLETE = {
     "A flag": ("app", "server", "engine"),
+    "A request field": ("server",),
     "An endpoint": ("server",),
     "A metric": (),
     "A position encoding": (),

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace bam {
 namespace {
 
@@ -133,7 +135,13 @@ TEST(ParseCompletion, LogitBiasForms) {
   using Bias = std::vector<std::pair<int32_t, float>>;
   EXPECT_EQ(accept(with("logit_bias", R"({"15": -1.5})")).engine.sampling.logit_bias, (Bias{{15, -1.5f}}));
   EXPECT_EQ(accept(with("logit_bias", "[[15, 2]]")).engine.sampling.logit_bias, (Bias{{15, 2.0f}}));
-  for (const char* value : {R"({"x": 1})", R"({"-1": 1})", R"({"1": "a"})", R"({"1": 101})", R"({"1.5": 1})", "[[1]]",
+  EXPECT_EQ(accept(with("logit_bias", R"({"x": 1, " the": -2})")).text_bias,
+            (std::vector<std::pair<std::string, float>>{{"x", 1.0f}, {" the", -2.0f}}));
+  EXPECT_EQ(accept(with("logit_bias", R"([["15", 1]])")).text_bias.at(0).first, "15") << "in a list it is a text";
+  EXPECT_EQ(accept(with("logit_bias", "[[15, false]]")).engine.sampling.logit_bias.at(0).second, -INFINITY);
+  EXPECT_NE(parse(with("logit_bias", R"({"5": 1, "77": 1000})")).error().message.find("77"), std::string::npos);
+  EXPECT_NE(parse(with("logit_bias", R"({"-8": 1})")).error().message.find("-8"), std::string::npos);
+  for (const char* value : {R"({"": 1})", R"({"-1": 1})", R"([["", 1]])", R"({"1": true})", R"({"1": "a"})", R"({"1": 101})", R"({"1.5": 1})", "[[1]]",
                             "[1]", "5", "\"a\"", R"({"99999999999": 1})", "[[1, 2, 3]]"}) {
     EXPECT_EQ(parse(with("logit_bias", value)).error().param, "logit_bias") << value;
   }
