@@ -318,8 +318,8 @@ struct Kernel {
   }
   __device__ __forceinline__ unsigned long long all_rows() const { return rows == 64 ? ~0ull : (1ull << rows) - 1; }
 
+  // The first run: nobody has read one before.
   __device__ __forceinline__ void build_anchor() {
-    __syncthreads();
     if (threadIdx.x == 0) {
       run.count = 0;
       append(block.diagonal_tile, all_rows());
