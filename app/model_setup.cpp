@@ -50,9 +50,18 @@ DType choose_weight_dtype(const std::string& dtype, const ModelConfig& config) {
 }
 
 std::unique_ptr<Backend> make_backend(const ModelSettings& settings) {
-  return make_backend(
-      settings.device,
-      {.num_threads = settings.threads, .math = settings.math, .operands = settings.dtype, .gemm = settings.cuda_gemm});
+  const DType kv = settings.engine.kv_dtype;
+  const bool integers = settings.attention_math == "int8";
+  if (integers && kv != DType::kI8 && kv != DType::kI4)
+    throw UsageError("--attention-math int8: needs --kv-dtype int8 or int4, not {}", dtype_name(kv));
+  auto backend = make_backend(settings.device, {.num_threads = settings.threads,
+                                                .math = settings.math,
+                                                .attention_math = settings.attention_math,
+                                                .operands = settings.dtype,
+                                                .gemm = settings.cuda_gemm});
+  if (integers && !backend->in_host_memory())
+    throw UsageError("--attention-math int8: there is no such arithmetic on {}", backend->description());
+  return backend;
 }
 
 SamplingDefaults load_sampling_defaults(const fs::path& checkpoint) {

@@ -21,6 +21,7 @@ struct Variant {
   bool certified;
   std::string isa = "auto";
   std::string math = "exact";
+  std::string attention_math = "f32";
 };
 
 struct Score {
@@ -99,11 +100,16 @@ int run(int argc, char** argv) {
       {"f32, KV f32, certified, portable", DType::kF32, DType::kF32, true, "portable"},
       {"f32, KV f16, certified", DType::kF32, DType::kF16, true},
       {"f32, KV int8, certified", DType::kF32, DType::kI8, true},
+      {"f32, KV int8 in int8, certified", DType::kF32, DType::kI8, true, "auto", "exact", "int8"},
+      {"the same, portable", DType::kF32, DType::kI8, true, "portable", "exact", "int8"},
+      {"f32, KV int8 in int8, dense", DType::kF32, DType::kI8, false, "auto", "exact", "int8"},
       {"f32, KV int4, certified", DType::kF32, DType::kI4, true},
+      {"f32, KV int4 in int8, certified", DType::kF32, DType::kI4, true, "auto", "exact", "int8"},
       {"bf16, KV f16, certified", DType::kBF16, DType::kF16, true},
       {"bf16 fast, KV f16, certified", DType::kBF16, DType::kF16, true, "auto", "fast"},
       {"int8, KV f16, certified", DType::kI8, DType::kF16, true},
-      {"int8, KV int8, certified", DType::kI8, DType::kI8, true}};
+      {"int8, KV int8, certified", DType::kI8, DType::kI8, true},
+      {"int8, KV int8 in int8, certified", DType::kI8, DType::kI8, true, "auto", "exact", "int8"}};
   const auto measure = [&](const std::vector<int32_t>& source, int64_t tokens_each, int64_t count, int64_t rows) {
     const auto options = [&](const Variant& v) {
       return RunnerOptions{.model = model,
@@ -113,7 +119,8 @@ int run(int argc, char** argv) {
                            .chunk = 512,
                            .logit_rows = 512,
                            .isa = v.isa,
-                           .math = v.math};
+                           .math = v.math,
+                           .attention_math = v.attention_math};
     };
     std::printf("\n%ld x %ld tokens, logits of the last %ld rows\n", static_cast<long>(count),
                 static_cast<long>(tokens_each), static_cast<long>(rows));

@@ -1,6 +1,6 @@
 // Kernels of the 120M shape alone, beside the machine's limits: linear layers by number of rows, dense attention by
-// context length and position encoding, sampling.
-//   build/bench_kernels [--only gemm,attention,sampling] [--kv f16,int8] [--out FILE]
+// context length, position encoding and arithmetic, sampling.
+//   build/bench_kernels [--only gemm,attention,sampling] [--kv f16,int8] [--head-dim 48,64] [--keys 4096] [--out FILE]
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -202,36 +202,37 @@ void bench_gemm(Backend& backend, nlohmann::json& results) {
   }
 }
 
-// One layer with `keys` keys in its cache, all of them written.
+// One layer of 768 columns with `keys` keys in its cache, all of them written.
 class AttentionBench {
  public:
-  AttentionBench(Backend& backend, PositionEncoding encoding, bool ssmax, DType kv_dtype, int64_t keys)
+  AttentionBench(Backend& backend, PositionEncoding encoding, bool ssmax, DType kv_dtype, int head_dim, int64_t keys)
       : backend_(backend) {
+    const int heads = static_cast<int>(kHidden) / head_dim;
     AttentionSpec spec;
-    spec.num_heads = spec.num_kv_heads = kHeads;
-    spec.head_dim = kHeadDim;
+    spec.num_heads = spec.num_kv_heads = heads;
+    spec.head_dim = head_dim;
     spec.ssmax = ssmax;
-    if (ssmax) spec.seq_scale.assign(kHeads, 0.2f);
+    if (ssmax) spec.seq_scale.assign(static_cast<size_t>(heads), 0.2f);
     if (encoding == PositionEncoding::kBam) {
-      for (int h = 0; h < kHeads; ++h) {
-        spec.bias.push_back(
-            power_bias(PriorForm::kScaleOutside, {-0.5, -0.3 + 0.1 * h, 0}, 1e-5, ssmax, spec.seq_scale_of(h)));
+      for (int h = 0; h < heads; ++h) {
+        const double beta = -0.3 + 1.6 * h / heads;
+        spec.bias.push_back(power_bias(PriorForm::kScaleOutside, {-0.5, beta, 0}, 1e-5, ssmax, spec.seq_scale_of(h)));
       }
     }
-    spec.reach.assign(kHeads, -1);
+    spec.reach.assign(static_cast<size_t>(heads), -1);
     layer_ = backend.make_attention(spec);
     AttentionLayer* const layers[] = {layer_.get()};
     backend.reserve_positions(layers, keys + 1);
-    kv_.layout = make_kv_layout(kv_dtype, kHeadDim, kTileKeys);
+    kv_.layout = make_kv_layout(kv_dtype, head_dim, kTileKeys);
     stride_ = keys / kTileKeys + 1;
-    kv_.num_pages = stride_ * kHeads;
+    kv_.num_pages = stride_ * heads;
     memory_ = backend.allocate(static_cast<size_t>(kv_.num_pages) * kv_.layout.page_bytes());
     kv_.base = static_cast<std::byte*>(memory_->data());
     table_.resize(static_cast<size_t>(kv_.num_pages));
     std::iota(table_.begin(), table_.end(), 0);
     qkv_ = random_floats(static_cast<size_t>(kChunk * 3 * kHidden), 1.0f, 3);
     out_.resize(static_cast<size_t>(kChunk * kHidden));
-    counters_.resize(kHeads);
+    counters_.resize(static_cast<size_t>(heads));
     for (int64_t at = 0; at < keys; at += kChunk) {
       const SequenceRows rows = sequence(at, std::min(kChunk, keys - at));
       backend.write_kv(*layer_, kv_, {&rows, 1}, qkv_.data());
@@ -257,45 +258,87 @@ class AttentionBench {
   std::vector<AttentionCounters> counters_;
 };
 
-void bench_attention(Backend& backend, const std::vector<std::string>& kv_dtypes, nlohmann::json& results) {
-  fmt::print("\ndense attention of one layer (16 heads of 48): 4 * heads * head_dim FLOP per query and key\n");
-  fmt::print("{:<6} {:>7} {:>5} {:>17} {:>17} {:>10} {:>16}\n", "KV", "keys", "rows", "BAM + SSMax GF/s", "NoPE GF/s",
-             "time ratio", "BAM KV GB/s");
+struct AttentionCase {
+  DType kv;
+  int head_dim;
+  int64_t keys, rows;
+};
+
+// Bytes that dense attention reads for one query row: keys, values and their scales; not the statistics, not the
+// prior's table.
+double kv_bytes_read(const AttentionCase& c) {
+  const KvLayout layout = make_kv_layout(c.kv, c.head_dim, kTileKeys);
+  return static_cast<double>(layout.stats_offset) * static_cast<double>(c.keys / kTileKeys * (kHidden / c.head_dim));
+}
+
+// BAM with SSMax and NoPE, in float32 and, where pages hold integers, in integers, all in turn.
+void bench_attention_case(Backend& floats, Backend& integers, const AttentionCase& c, int rounds,
+                          nlohmann::json& results) {
+  const bool quantised = c.kv == DType::kI8 || c.kv == DType::kI4;
+  const double pairs =
+      static_cast<double>(c.rows) * static_cast<double>(c.keys) - 0.5 * static_cast<double>(c.rows * (c.rows - 1));
+  const double gflop = 4.0 * kHidden * pairs / 1e9;
+  std::vector<double> bam_seconds[2], nope_seconds[2], speedup, of_peak[2], of_read[2];
+  std::unique_ptr<AttentionBench> bam[2], nope[2];
+  std::vector<CallTimer> timers;
+  for (int k = 0; k < (quantised ? 2 : 1); ++k) {
+    Backend& backend = k == 0 ? floats : integers;
+    bam[k] = std::make_unique<AttentionBench>(backend, PositionEncoding::kBam, true, c.kv, c.head_dim, c.keys);
+    nope[k] = std::make_unique<AttentionBench>(backend, PositionEncoding::kNope, false, c.kv, c.head_dim, c.keys);
+    timers.emplace_back([&c, b = bam[k].get()] { b->run(c.keys, c.rows); });
+    timers.emplace_back([&c, b = nope[k].get()] { b->run(c.keys, c.rows); });
+  }
+  MachineProbe probe(floats.num_threads());
+  for (int i = 0; i < rounds; ++i) {
+    for (int k = 0; k < (quantised ? 2 : 1); ++k) {
+      const double read = c.rows == 1 ? probe.read_gbs() : 0, peak = c.rows == 1 ? 0 : probe.fma_gflops();
+      bam_seconds[k].push_back(timers[static_cast<size_t>(2 * k)].sample());
+      nope_seconds[k].push_back(timers[static_cast<size_t>(2 * k + 1)].sample());
+      if (c.rows == 1) of_read[k].push_back(1e-9 * kv_bytes_read(c) / bam_seconds[k].back() / read);
+      if (c.rows != 1) of_peak[k].push_back(gflop / bam_seconds[k].back() / peak);
+    }
+    if (quantised) speedup.push_back(bam_seconds[0].back() / bam_seconds[1].back());
+  }
+  for (int k = 0; k < (quantised ? 2 : 1); ++k) {
+    std::vector<double> ratios;
+    for (size_t i = 0; i < bam_seconds[k].size(); ++i) ratios.push_back(bam_seconds[k][i] / nope_seconds[k][i]);
+    const double seconds = median(bam_seconds[k]), ratio = median(ratios);
+    fmt::print("{:<5} {:<5} {:>4} {:>7} {:>5} {:>8.1f}", dtype_name(c.kv), k == 0 ? "f32" : "int8", c.head_dim, c.keys,
+               c.rows, gflop / seconds);
+    if (c.rows == 1) {
+      fmt::print(" {:>8.1f} GB/s ({:>3.0f} %)", 1e-9 * kv_bytes_read(c) / seconds, 100 * median(of_read[k]));
+    } else {
+      fmt::print(" {:>20.0f} %", 100 * median(of_peak[k]));
+    }
+    fmt::print(" {:>10.3f}", ratio);
+    if (k == 1) fmt::print(" {:>10.2f}", median(speedup));
+    fmt::print("\n");
+    std::fflush(stdout);
+    results.push_back({{"what", "attention"},
+                       {"kv_dtype", dtype_name(c.kv)},
+                       {"math", k == 0 ? "f32" : "int8"},
+                       {"head_dim", c.head_dim},
+                       {"keys", c.keys},
+                       {"rows", c.rows},
+                       {"gflops", gflop / seconds},
+                       {"bam_to_nope", ratio},
+                       {"f32_to_int8", k == 1 ? median(speedup) : 0.0}});
+  }
+}
+
+void bench_attention(Backend& floats, Backend& integers, const std::vector<std::string>& kv_dtypes,
+                     const std::vector<int>& head_dims, const std::vector<int64_t>& key_counts,
+                     const std::vector<int64_t>& row_counts, int rounds, nlohmann::json& results) {
+  fmt::print(
+      "\ndense attention of one layer of 768 columns, BAM + SSMax: 4 * 768 FLOP per query and key; medians of {}\n",
+      rounds);
+  fmt::print("{:<5} {:<5} {:>4} {:>7} {:>5} {:>8} {:>22} {:>10} {:>10}\n", "KV", "math", "dim", "keys", "rows",
+             "GFLOP/s", "of FMA peak or read", "BAM / NoPE", "f32 / int8");
   for (const std::string& kv_name : kv_dtypes) {
-    const DType kv = parse_dtype(kv_name);
-    for (const int64_t keys : {int64_t{4096}, int64_t{32768}}) {
-      AttentionBench bam(backend, PositionEncoding::kBam, true, kv, keys),
-          nope(backend, PositionEncoding::kNope, false, kv, keys);
-      for (const int64_t rows : {AttentionBench::kChunk, int64_t{1}}) {
-        const double pairs =
-            static_cast<double>(rows) * static_cast<double>(keys) - 0.5 * static_cast<double>(rows * (rows - 1));
-        const double gflop = 4.0 * kHidden * pairs / 1e9;
-        std::vector<double> ratios, times;
-        const MachinePeak peak = measure_peak(backend.num_threads());
-        const CallTimer with([&] { bam.run(keys, rows); }), without([&] { nope.run(keys, rows); });
-        constexpr int kPairs = 15;
-        for (int i = 0; i < kPairs; ++i) {  // alternating, so that both see the same machine
-          const double a = with.sample(), b = without.sample();
-          ratios.push_back(a / b);
-          times.push_back(a);
-        }
-        const double seconds = median(times), ratio = median(ratios);
-        const double bytes = static_cast<double>(make_kv_layout(kv, kHeadDim, kTileKeys).tile_bytes) *
-                             static_cast<double>(keys) / kTileKeys * kHeads;
-        fmt::print("{:<6} {:>7} {:>5} {:>10.1f} ({:>3.0f} %) {:>10.1f} ({:>3.0f} %) {:>10.3f}", dtype_name(kv), keys,
-                   rows, gflop / seconds, 100 * gflop / seconds / peak.fma_gflops, gflop / seconds * ratio,
-                   100 * gflop / seconds * ratio / peak.fma_gflops, ratio);
-        if (rows == 1)
-          fmt::print(" {:>9.1f} ({:>3.0f} %)", bytes / seconds / 1e9, 100 * bytes / seconds / 1e9 / peak.read_gbs);
-        fmt::print("\n");
-        std::fflush(stdout);
-        results.push_back({{"what", "attention"},
-                           {"kv_dtype", dtype_name(kv)},
-                           {"keys", keys},
-                           {"rows", rows},
-                           {"gflops", gflop / seconds},
-                           {"share_of_peak", gflop / seconds / peak.fma_gflops},
-                           {"bam_to_nope", ratio}});
+    for (const int head_dim : head_dims) {
+      for (const int64_t keys : key_counts) {
+        for (const int64_t rows : row_counts)
+          bench_attention_case(floats, integers, {parse_dtype(kv_name), head_dim, keys, rows}, rounds, results);
       }
     }
   }
@@ -342,10 +385,16 @@ void bench_sampling(nlohmann::json& results) {
 int run(int argc, char** argv) {
   CLI::App app("Kernels of the 120M shape beside the machine's limits");
   std::vector<std::string> only = {"gemm", "attention", "sampling"}, kv_dtypes = {"f32", "f16", "int8", "int4"};
+  std::vector<int> head_dims = {kHeadDim, 64, 128};
+  std::vector<int64_t> key_counts = {4096, 32768}, row_counts = {AttentionBench::kChunk, 1};
   std::string out, isa = "auto";
-  int threads = 0;
+  int threads = 0, rounds = 9;
   app.add_option("--only", only, "parts")->delimiter(',');
   app.add_option("--kv", kv_dtypes, "formats of keys and values for attention")->delimiter(',');
+  app.add_option("--head-dim", head_dims, "of attention")->delimiter(',');
+  app.add_option("--keys", key_counts, "context lengths of attention")->delimiter(',');
+  app.add_option("--rows", row_counts, "query rows of attention, at most 512")->delimiter(',');
+  app.add_option("--rounds", rounds, "of attention, all variants in turn");
   app.add_option("--isa", isa, "auto, portable, avx2, avx512, avx512vnni");
   app.add_option("--threads", threads, "0: all cores");
   app.add_option("--out", out, "JSON file");
@@ -357,7 +406,10 @@ int run(int argc, char** argv) {
   nlohmann::json results = nlohmann::json::array();
   const auto wanted = [&](const char* part) { return std::ranges::find(only, part) != only.end(); };
   if (wanted("gemm")) bench_gemm(*backend, results);
-  if (wanted("attention")) bench_attention(*backend, kv_dtypes, results);
+  if (wanted("attention")) {
+    const auto integers = make_cpu_backend({.num_threads = threads, .isa = isa, .attention_math = "int8"});
+    bench_attention(*backend, *integers, kv_dtypes, head_dims, key_counts, row_counts, rounds, results);
+  }
   if (wanted("sampling")) bench_sampling(results);
   if (!out.empty()) {
     std::ofstream(out)

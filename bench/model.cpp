@@ -161,6 +161,8 @@ int run(int argc, char** argv) {
   app.add_option("--attention", s.attention, "certified or dense")->check(CLI::IsMember({"certified", "dense"}));
   app.add_option("--isa", s.runner.isa, "auto, portable, avx2, avx512, avx512vnni, avx512bf16");
   app.add_option("--math", s.runner.math, "exact or fast")->check(CLI::IsMember({"exact", "fast"}));
+  app.add_option("--attention-math", s.runner.attention_math, "f32, or int8 over int8 and int4 pages")
+      ->check(CLI::IsMember({"f32", "int8"}));
   app.add_flag("--compare-math", s.compare_math, "exact and fast in turn: ratios that hold on a busy machine, too");
   app.add_option("--threads", s.runner.threads, "0: all cores");
   app.add_option("--chunk", s.runner.chunk, "rows of one prefill step");
@@ -181,8 +183,8 @@ int run(int argc, char** argv) {
   const MachinePeak peak = measure_peak(make_cpu_backend({s.runner.threads, s.runner.isa})->num_threads());
   std::printf("%s, %d threads: FMA %.0f GFLOP/s, VNNI %.0f GOP/s, DRAM read %.1f GB/s\n", cpu_name().c_str(),
               peak.threads, peak.fma_gflops, peak.int8_gops, peak.read_gbs);
-  std::printf("%s  weights %s, %s math, KV %s, %s\n", s.runner.model.c_str(), s.weight_dtype.c_str(),
-              s.runner.math.c_str(), s.kv_dtype.c_str(), s.attention.c_str());
+  std::printf("%s  weights %s, %s math, KV %s in %s, %s\n", s.runner.model.c_str(), s.weight_dtype.c_str(),
+              s.runner.math.c_str(), s.kv_dtype.c_str(), s.runner.attention_math.c_str(), s.attention.c_str());
   nlohmann::json results = nlohmann::json::array();
   if (!s.prefill.empty() && s.prefill.front() > 0) run_prefill(s, peak, results);
   run_decode(s, peak, results);

@@ -110,8 +110,8 @@ class Backend {
   // The kind of arithmetic: two backends that say the same compute the same bits from the same numbers. Part of a
   // snapshot's identity.
   virtual std::string numerics() const { return description(); }
-  // Linear layers in this arithmetic make |q| |k| at most so many times as large as exact ones would.
-  virtual double rounding_margin() const { return 1.0; }
+  // Linear layers and queries in this arithmetic make |q| |k| at most so many times as large as exact ones would.
+  virtual double rounding_margin(int /*head_dim*/) const { return 1.0; }
   virtual int num_threads() const = 0;  // host threads it computes with
   // These threads, for work of the caller's own between operations; null: there are none to lend.
   virtual ThreadPool* threads() { return nullptr; }
@@ -202,6 +202,8 @@ struct BackendOptions {
   std::string isa = "auto";  // cpu: auto, portable, avx2, avx512, avx512vnni, avx512bf16
   // cpu: exact: 16-bit weights are multiplied in float32; fast: 16-bit weights and activations in pairs of bfloat16.
   std::string math = "exact";
+  // cpu: f32, or int8: attention over int8 and int4 pages multiplies codes; queries and weights are rounded to bytes.
+  std::string attention_math = "f32";
   int device = 0;  // cuda: which one of the machine's
   // cuda: format of operands and of 16-bit weights: f32 (no tensor cores), bf16, anything else: f16.
   std::string operands = "auto";

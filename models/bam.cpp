@@ -116,8 +116,9 @@ void BamModel::build_layer(const LayerWeights& weights, int index) {
 }
 
 void BamModel::prove_reach(AttentionSpec& spec, const LayerWeights& weights, int index) {
-  const std::vector<HeadReport> reports = report_heads(config_, weights, spec, options_.weight_dtype,
-                                                       options_.attention.epsilon, backend_.rounding_margin());
+  const std::vector<HeadReport> reports =
+      report_heads(config_, weights, spec, options_.weight_dtype, options_.attention.epsilon,
+                   backend_.rounding_margin(static_cast<int>(config_.head_dim)));
   spec.reach.assign(static_cast<size_t>(config_.num_heads), -1);
   if ((options_.attention.certified && options_.use_reach) || spec.window >= 0) {
     for (size_t h = 0; h < reports.size(); ++h) spec.reach[h] = reports[h].reach;

@@ -12,7 +12,10 @@ namespace bam::bench {
 
 Runner::Runner(const RunnerOptions& options, int64_t max_tokens, int64_t sequences) : options_(options) {
   const ModelConfig config = load_model_config(options.model);
-  backend_ = make_cpu_backend({.num_threads = options.threads, .isa = options.isa, .math = options.math});
+  backend_ = make_cpu_backend({.num_threads = options.threads,
+                               .isa = options.isa,
+                               .math = options.math,
+                               .attention_math = options.attention_math});
   ModelOptions model_options;
   model_options.weight_dtype = options.weight_dtype;
   model_options.max_rows = std::max(options.chunk, sequences);

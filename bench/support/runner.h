@@ -22,6 +22,7 @@ struct RunnerOptions {
   int64_t logit_rows = 1;  // rows per chunk whose logits may be wanted
   std::string isa = "auto";
   std::string math = "exact";
+  std::string attention_math = "f32";
 };
 
 class Runner {

@@ -16,18 +16,28 @@
 HWY_BEFORE_NAMESPACE();
 namespace bam::cpu {
 namespace HWY_NAMESPACE {
-void Prepare(const AttentionItem& item, AttentionScratch& scratch) {
+template <bool kFused>
+void MeasureQueries(const AttentionItem& item, const float* q, AttentionScratch& scratch) {
   const int pd = item.layout.padded_dim;
-  for (int r = 0; r < kMaxRows; ++r) scratch.q_norm[r] = 0;
   for (int r = 0; r < item.rows; ++r) {
     F32x16 squares = Zero16(), sum = Zero16();
     for (int d = 0; d < pd; d += 16) {
-      const F32x16 q = Load16(item.q + r * pd + d);
-      squares = MulAdd(q, q, squares);
-      sum = Add(sum, q);
+      const F32x16 part = Load16(q + r * pd + d);
+      squares = MulAdd<kFused>(part, part, squares);
+      sum = Add(sum, part);
     }
     scratch.q_norm[r] = std::sqrt(ReduceSum16(squares)) * (1.0f + kRounding);
     scratch.q_sum[r] = ReduceSum16(sum);
+  }
+}
+
+void Prepare(const AttentionItem& item, AttentionScratch& scratch) {
+  std::fill_n(scratch.q_norm, kMaxRows, 0.0f);
+  if (item.integer) {
+    for (int r = 0; r < item.rows; ++r) RoundQuery(item, scratch, r);
+    MeasureQueries<false>(item, scratch.q_rounded.data(), scratch);
+  } else {
+    MeasureQueries<true>(item, item.q, scratch);
   }
   scratch.q_transposed = false;
 }
@@ -275,23 +285,29 @@ bool Segment(const AttentionItem& item, int64_t segment, const AnchorInfo& info,
   return true;
 }
 
-void Merge(int rows, int padded_dim, const SoftmaxState& into, const SoftmaxState& from) {
+template <bool kFused>
+void MergeStates(int rows, int padded_dim, const SoftmaxState& into, const SoftmaxState& from) {
   for (int r = 0; r < rows; ++r) {
     into.left_out[r] += from.left_out[r];
     if (!(from.sum[r] != 0)) continue;  // saw nothing
     const float new_max = std::max(into.max[r], from.max[r]);
     HWY_ALIGN float factor[16];
-    Store16(ExpNegative(Set16(into.max[r] - new_max)), factor);
+    Store16(ExpNegative<kFused>(Set16(into.max[r] - new_max)), factor);
     const float keep = factor[0];
-    Store16(ExpNegative(Set16(from.max[r] - new_max)), factor);
+    Store16(ExpNegative<kFused>(Set16(from.max[r] - new_max)), factor);
     const float add = factor[0];
     for (int d = 0; d < padded_dim; d += 16) {
       float* out = into.out + r * padded_dim + d;
-      Store16(MulAdd(Load16(out), Set16(keep), Mul(Load16(from.out + r * padded_dim + d), Set16(add))), out);
+      const F32x16 added = Mul(Load16(from.out + r * padded_dim + d), Set16(add));
+      Store16(MulAdd<kFused>(Load16(out), Set16(keep), added), out);
     }
     into.sum[r] = into.sum[r] * keep + from.sum[r] * add;
     into.max[r] = new_max;
   }
+}
+
+void Merge(int rows, int padded_dim, bool integer, const SoftmaxState& into, const SoftmaxState& from) {
+  integer ? MergeStates<false>(rows, padded_dim, into, from) : MergeStates<true>(rows, padded_dim, into, from);
 }
 
 AttentionKernels AttentionTable() { return {Prepare, Anchor, Segment, Merge}; }
@@ -311,7 +327,19 @@ AttentionScratch::AttentionScratch(int padded_dim)
       mid(static_cast<size_t>(padded_dim)),
       extent(static_cast<size_t>(padded_dim)),
       lanes(static_cast<size_t>(kMaxRows * 16)),
-      segment(SoftmaxState::floats(padded_dim)) {}
+      segment(SoftmaxState::floats(padded_dim)),
+      q_rounded(static_cast<size_t>(kMaxRows * padded_dim)),
+      q_words(static_cast<size_t>(kMaxRows * padded_dim / 4 * kMostQuadWords)),
+      k_quads(static_cast<size_t>(kTileKeys * padded_dim)),
+      v_quads(static_cast<size_t>(kTileKeys * padded_dim)),
+      weights(static_cast<size_t>(kMaxRows * kTileKeys / 4 * kMostQuadWords)) {
+  // Bit-reversed slots: any few neighbours are spread over the whole step.
+  for (unsigned slot = 0; slot < kTileKeys; ++slot) {
+    unsigned reversed = 0;
+    for (unsigned bit = 0; bit < 6; ++bit) reversed |= (slot >> bit & 1) << (5 - bit);
+    dither[slot] = dither[slot + kTileKeys] = (static_cast<float>(reversed) + 0.5f) / kTileKeys;
+  }
+}
 
 HWY_EXPORT(AttentionTable);
 AttentionKernels attention_kernels() { return HWY_DYNAMIC_DISPATCH(AttentionTable)(); }

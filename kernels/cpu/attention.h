@@ -11,7 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <new>
 
 #include "kernels/attention_options.h"
 #include "kernels/paged_kv.h"
@@ -71,6 +71,7 @@ struct AttentionItem {
   bool split = false;      // every segment is visited by itself, whatever the newer ones found
   bool use_super = false;  // super-tile boxes are valid for this group
   bool any_non_decaying = false;
+  bool integer = false;  // int8 and int4 pages: attention_int8-inl.h
 };
 
 // What the anchor pass tells the segments.
@@ -79,15 +80,43 @@ struct AnchorInfo {
   int64_t seed[kMaxRows];  // tile already visited as the seed; -1: none
 };
 
+// Numbers that start at a cache line.
+template <typename T>
+class Lines {
+ public:
+  explicit Lines(size_t count) : data_(new (kLine) T[count]{}) {}
+  ~Lines() { ::operator delete[](data_, kLine); }
+  Lines(const Lines&) = delete;
+  Lines& operator=(const Lines&) = delete;
+  T* data() { return data_; }
+  const T* data() const { return data_; }
+  T& operator[](size_t i) { return data_[i]; }
+
+ private:
+  static constexpr std::align_val_t kLine{64};
+  T* data_;
+};
+
+inline constexpr int kMaxHeadDim = 256;
+inline constexpr int kMostQuadWords = 2;  // 32-bit words that four codes of a row take, at most
+
 // Per worker, sized once.
 struct AttentionScratch {
   explicit AttentionScratch(int padded_dim);
-  std::vector<float> k_tile, v_tile;  // one tile as float32
-  std::vector<float> scores;          // [kMaxRows][64]
-  std::vector<float> q_t;             // [padded_dim][kMaxRows], made when the first bound of an item is asked for
-  std::vector<float> mid, extent;     // [padded_dim]
-  std::vector<float> lanes;           // [kMaxRows][16] partial sums of a running state
-  std::vector<float> segment;         // memory of a SoftmaxState
+  Lines<float> k_tile, v_tile;  // one tile as float32
+  Lines<float> scores;          // [kMaxRows][64]
+  Lines<float> q_t;             // [padded_dim][kMaxRows], made when the first bound of an item is asked for
+  Lines<float> mid, extent;     // [padded_dim]
+  Lines<float> lanes;           // [kMaxRows][16] partial sums of a running state
+  Lines<float> segment;         // memory of a SoftmaxState
+  // In integers:
+  Lines<float> q_rounded;                   // [kMaxRows][padded_dim] what the codes stand for
+  Lines<int32_t> q_words;                   // [kMaxRows][padded_dim / 4 quads of codes]
+  Lines<std::byte> k_quads, v_quads;        // one tile
+  Lines<int32_t> weights;                   // [kMaxRows][16 quads of slots]
+  alignas(64) float dither[2 * kTileKeys];  // one period, twice
+  float q_scale[kMaxRows];
+  int32_t q_code_sum[kMaxRows];
   bool q_transposed = false;
   float q_norm[kMaxRows], q_sum[kMaxRows], bound[kMaxRows];
   AttentionCounters counters[kMaxRows];
@@ -102,35 +131,12 @@ struct AttentionKernels {
   bool (*segment)(const AttentionItem& item, int64_t segment, const AnchorInfo& info, AttentionScratch& scratch,
                   const SoftmaxState& state);
   // into = merge(into, from) for `rows` rows.
-  void (*merge)(int rows, int padded_dim, const SoftmaxState& into, const SoftmaxState& from);
+  void (*merge)(int rows, int padded_dim, bool integer, const SoftmaxState& into, const SoftmaxState& from);
 };
 AttentionKernels attention_kernels();
 
 inline int64_t num_segments(int64_t diagonal_tile) {
   return diagonal_tile < 2 ? 0 : (diagonal_tile - 2) / kSegmentTiles + 1;
-}
-
-// ---- writing, the same bits on every instruction set ----
-
-// A NaN key compares false everywhere and would vanish from a maximum: it makes the bound useless instead.
-inline float larger_or_nan(float a, float b) { return a != a || a > b ? a : b; }
-
-struct KvStoreKernels {
-  // Stores keys and values of `count` consecutive positions inside one tile, slots [slot, slot + count).
-  // k, v: [count] rows with stride ld, head_dim values each.
-  void (*store_tile_rows)(const KvLayout& layout, std::byte* tile, int slot, int count, const float* k, const float* v,
-                          int64_t ld);
-  // Box, radius and largest norm of a full tile, from what is stored.
-  void (*finish_tile_stats)(const KvLayout& layout, std::byte* tile);
-};
-KvStoreKernels kv_store_kernels();
-// Joins the boxes of 16 finished tiles into the super box of the last.
-void finish_super_stats(const KvLayout& layout, const std::byte* const* tiles, std::byte* last);
-
-inline std::byte* tile_at(const KvLayout& layout, std::byte* base, const int32_t* pages, int64_t tile) {
-  const int per_page = layout.tiles_per_page();
-  return base + static_cast<size_t>(pages[tile / per_page]) * layout.page_bytes() +
-         static_cast<size_t>(tile % per_page) * layout.tile_bytes;
 }
 
 }  // namespace bam::cpu

@@ -8,6 +8,7 @@
 #endif
 
 #include <algorithm>
+#include <limits>
 
 #include "hwy/highway.h"
 #include "kernels/cpu/kv_source-inl.h"
@@ -18,6 +19,26 @@ HWY_BEFORE_NAMESPACE();
 namespace bam::cpu {
 namespace HWY_NAMESPACE {
 using namespace ::bam::HWY_NAMESPACE;  // NOLINT
+
+constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
+
+HWY_INLINE float MaxLane(F32x16 v) {
+  auto m = v.part[0];
+  for (int p = 1; p < kParts; ++p) m = hn::Max(m, v.part[p]);
+  return hn::GetLane(hn::MaxOfLanes(FloatTag(), m));
+}
+
+// Keeps lanes whose index (first + lane) lies in [low, high], the rest becomes minus infinity.
+HWY_INLINE F32x16 KeepRange(F32x16 v, int first, int low, int high) {
+  const FloatTag d;
+  BAM_EACH_PART {
+    const auto index = hn::Iota(d, static_cast<float>(first + p * kLanes));
+    const auto keep = hn::And(hn::Ge(index, hn::Set(d, static_cast<float>(low))),
+                              hn::Le(index, hn::Set(d, static_cast<float>(high))));
+    v.part[p] = hn::IfThenElse(keep, v.part[p], hn::Set(d, kMinusInf));
+  }
+  return v;
+}
 
 constexpr int kRowBlock = kParts == 1 ? 6 : 3;  // rows of one register tile
 constexpr int kPanelsAtOnce = kParts == 1 ? 4 : (kParts == 2 ? 2 : 1);

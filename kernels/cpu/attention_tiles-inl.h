@@ -15,6 +15,7 @@
 #include "hwy/highway.h"
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/attention_blocks-inl.h"
+#include "kernels/cpu/attention_int8-inl.h"
 #include "kernels/cpu/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -22,32 +23,19 @@ namespace bam::cpu {
 namespace HWY_NAMESPACE {
 using namespace ::bam::HWY_NAMESPACE;  // NOLINT
 
-constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 constexpr float kRounding = 1e-5f;  // covers float32 rounding in every bound
-
-HWY_INLINE float MaxLane(F32x16 v) {
-  auto m = v.part[0];
-  for (int p = 1; p < kParts; ++p) m = hn::Max(m, v.part[p]);
-  return hn::GetLane(hn::MaxOfLanes(FloatTag(), m));
-}
-
-// Keeps lanes whose index (first + lane) lies in [low, high], the rest becomes minus infinity.
-HWY_INLINE F32x16 KeepRange(F32x16 v, int first, int low, int high) {
-  const FloatTag d;
-  BAM_EACH_PART {
-    const auto index = hn::Iota(d, static_cast<float>(first + p * kLanes));
-    const auto keep = hn::And(hn::Ge(index, hn::Set(d, static_cast<float>(low))),
-                              hn::Le(index, hn::Set(d, static_cast<float>(high))));
-    v.part[p] = hn::IfThenElse(keep, v.part[p], hn::Set(d, kMinusInf));
-  }
-  return v;
-}
 
 // One item at work on one worker.
 class Runner {
  public:
   Runner(const AttentionItem& item, AttentionScratch& scratch, const SoftmaxState& state)
-      : item_(item), scratch_(scratch), state_(state), layout_(item.layout), pd_(item.layout.padded_dim) {}
+      : item_(item),
+        scratch_(scratch),
+        state_(state),
+        layout_(item.layout),
+        pd_(item.layout.padded_dim),
+        q_(item.integer ? scratch.q_rounded.data() : item.q),
+        quads_(item, scratch, state) {}
 
   void Reset() {
     for (int r = 0; r < item_.rows; ++r) {
@@ -78,6 +66,7 @@ class Runner {
     const std::byte* following = next < 0 ? nullptr : Tile(next);
     next_ = following == nullptr ? data : following;
     if (following != nullptr && item_.rows <= kFewRows) FetchMarks(next, need);
+    if (item_.integer) return quads_.Visit(tile, data, next_, need);
     // Converting pays off when several row blocks read the tile; the numbers are the same either way.
     if (layout_.dtype != DType::kF32 && std::popcount(need) > kRowBlock) {
       switch (layout_.dtype) {
@@ -99,7 +88,8 @@ class Runner {
 
   float RunningLse(int r) const {
     const float sum = ReduceSum16(Load16(scratch_.lanes.data() + r * 16));
-    return sum > 0 ? state_.max[r] + std::log(sum) : kMinusInf;
+    // Never above the true one.
+    return sum > 0 ? state_.max[r] + std::log(sum) - (item_.integer ? kCoarseExpError : 0.0f) : kMinusInf;
   }
 
   void Finish() {
@@ -115,20 +105,10 @@ class Runner {
       Store16(Mul(half, Add(low, high)), scratch_.mid.data() + d);
       Store16(Mul(half, Sub(high, low)), scratch_.extent.data() + d);
     }
-    // One row needs no transposed copy; its chains of operations are the same.
-    const bool one_row = item_.rows == 1;
-    if (!one_row && !scratch_.q_transposed) TransposeQueries();
-    for (int r0 = 0; r0 < item_.rows; r0 += 16) {
-      F32x16 centre = Zero16(), box = Zero16();
-      for (int d = 0; d < layout_.head_dim; ++d) {
-        const F32x16 q = one_row ? Set16(item_.q[d]) : Load16(scratch_.q_t.data() + d * kMaxRows + r0);
-        centre = MulAdd(q, Set16(scratch_.mid[static_cast<size_t>(d)]), centre);
-        box = MulAdd(Abs(q), Set16(scratch_.extent[static_cast<size_t>(d)]), box);
-      }
-      const F32x16 norm = Load16(scratch_.q_norm + r0);
-      const F32x16 ball = Mul(norm, Set16(stats->radius));
-      const F32x16 slack = Mul(norm, Set16(stats->max_norm * kRounding));
-      Store16(Add(Add(centre, Min(box, ball)), slack), scratch_.bound + r0);
+    if (item_.integer) {
+      BoundRows<false>(stats);
+    } else {
+      BoundRows<true>(stats);
     }
   }
 
@@ -159,9 +139,28 @@ class Runner {
     const int columns = (item_.rows + 15) / 16 * 16;
     for (int r = 0; r < columns; ++r) {
       for (int d = 0; d < layout_.head_dim; ++d)
-        scratch_.q_t[static_cast<size_t>(d * kMaxRows + r)] = r < item_.rows ? item_.q[r * pd_ + d] : 0.0f;
+        scratch_.q_t[static_cast<size_t>(d * kMaxRows + r)] = r < item_.rows ? q_[r * pd_ + d] : 0.0f;
     }
     scratch_.q_transposed = true;
+  }
+
+  template <bool kFused>
+  HWY_INLINE void BoundRows(const KeyStats* stats) {
+    // One row needs no transposed copy; its chains of operations are the same.
+    const bool one_row = item_.rows == 1;
+    if (!one_row && !scratch_.q_transposed) TransposeQueries();
+    for (int r0 = 0; r0 < item_.rows; r0 += 16) {
+      F32x16 centre = Zero16(), box = Zero16();
+      for (int d = 0; d < layout_.head_dim; ++d) {
+        const F32x16 q = one_row ? Set16(q_[d]) : Load16(scratch_.q_t.data() + d * kMaxRows + r0);
+        centre = MulAdd<kFused>(q, Set16(scratch_.mid[static_cast<size_t>(d)]), centre);
+        box = MulAdd<kFused>(Abs(q), Set16(scratch_.extent[static_cast<size_t>(d)]), box);
+      }
+      const F32x16 norm = Load16(scratch_.q_norm + r0);
+      const F32x16 ball = Mul(norm, Set16(stats->radius));
+      const F32x16 slack = Mul(norm, Set16(stats->max_norm * kRounding));
+      Store16(Add(Add(centre, Min(box, ball)), slack), scratch_.bound + r0);
+    }
   }
 
   // What stands beside the keys and values of the next tile: its statistics, its scales, its part of the bias.
@@ -362,6 +361,8 @@ class Runner {
   const SoftmaxState& state_;
   const KvLayout& layout_;
   const int pd_;
+  const float* const q_;  // [rows][padded_dim]
+  QuadTile quads_;
   const std::byte* next_ = nullptr;  // tile to fetch meanwhile
 };
 

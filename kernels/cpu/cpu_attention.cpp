@@ -228,6 +228,7 @@ void CpuBackend::load_block(const CpuAttention& layer, const KvCacheView& kv, co
   item.certified = options.certified;
   item.epsilon = options.epsilon;
   item.split = block.first_part >= 0;
+  item.integer = in_integers(layout);
   item.use_super = layer.use_super[static_cast<size_t>(block.kv_head)];
   attention_.prepare(item, worker.attention);
 }
@@ -254,7 +255,7 @@ void CpuBackend::attend_whole(const AttentionItem& item, const Block& block, Wor
   attention_.anchor(item, worker.attention, worker.anchor, state);
   for (int64_t s = block.last_segment() - 1; s >= block.first_segment(); --s) {
     const bool more = attention_.segment(item, s, worker.anchor, worker.attention, segment);
-    attention_.merge(item.rows, item.layout.padded_dim, state, segment);
+    attention_.merge(item.rows, item.layout.padded_dim, item.integer, state, segment);
     if (!more) break;
   }
 }
@@ -380,7 +381,7 @@ void CpuBackend::attend(const CpuAttention& layer, const KvCacheView& kv, std::s
       if (!is_split(block)) continue;
       const SoftmaxState state = part_state(block.first_part, padded_dim);
       for (int64_t s = block.last_segment() - 1; s >= block.first_segment(); --s) {
-        attention_.merge(block.num_heads * block.num_positions, padded_dim, state,
+        attention_.merge(block.num_heads * block.num_positions, padded_dim, in_integers(kv.layout), state,
                          part_state(block.first_part + 1 + s - block.first_segment(), padded_dim));
       }
       store_block(layer, block, state, padded_dim, out);

@@ -77,6 +77,9 @@ CpuBackend::CpuBackend(const BackendOptions& options) : pool_(options.num_thread
   if (options.math != "exact" && options.math != "fast")
     throw UsageError("unknown math '{}': exact, fast", options.math);
   fast_ = options.math == "fast";
+  if (options.attention_math != "f32" && options.attention_math != "int8")
+    throw UsageError("unknown attention math '{}': f32, int8", options.attention_math);
+  integer_attention_ = options.attention_math == "int8";
   hwy::SetSupportedTargetsForTest(0);
 }
 
@@ -92,9 +95,17 @@ std::string CpuBackend::description() const {
 // Every level with fused multiply-add and sixteen-lane sums in one order gives the same bits; portable code has
 // neither.
 std::string CpuBackend::numerics() const {
-  const std::string level = isa_name_ == "portable" || isa_name_ == "neon" ? "cpu " + isa_name_ : "cpu fma";
-  if (!fast_) return level;
-  return level + (pairs_.same_bits ? " bf16 pairs" : " bf16 pairs of this processor's own kind");
+  std::string kind = isa_name_ == "portable" || isa_name_ == "neon" ? "cpu " + isa_name_ : "cpu fma";
+  if (fast_) kind += pairs_.same_bits ? " bf16 pairs" : " bf16 pairs of this processor's own kind";
+  if (integer_attention_) kind += " int8 attention";
+  return kind;
+}
+
+// Rounding to codes moves every element by at most half a step of max|x| / 127, the vector by sqrt(head_dim) / 254 of
+// its norm.
+double CpuBackend::rounding_margin(int head_dim) const {
+  const double codes = 1 + std::sqrt(static_cast<double>(head_dim)) / 254;
+  return (fast_ ? 1.01 : 1.0) * (integer_attention_ ? codes : 1.0);
 }
 
 std::unique_ptr<DeviceBuffer> CpuBackend::allocate(size_t bytes) {

@@ -14,6 +14,7 @@
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/gemm_bf16.h"
+#include "kernels/cpu/kv_store.h"
 #include "kernels/cpu/position_tables.h"
 
 namespace bam::cpu {
@@ -54,7 +55,7 @@ class CpuBackend final : public Backend {
 
   std::string description() const override;
   std::string numerics() const override;
-  double rounding_margin() const override { return fast_ ? 1.01 : 1.0; }
+  double rounding_margin(int head_dim) const override;
   int num_threads() const override { return pool_.num_threads(); }
   bool in_host_memory() const override { return true; }
   ThreadPool* threads() override { return &pool_; }
@@ -145,10 +146,15 @@ class CpuBackend final : public Backend {
   void store_block(const CpuAttention& layer, const Block& block, const SoftmaxState& state, int padded_dim,
                    float* out) const;
   void ensure_workers(int padded_dim);
+  // Whether attention over these pages multiplies codes.
+  bool in_integers(const KvLayout& layout) const {
+    return integer_attention_ && (layout.dtype == DType::kI8 || layout.dtype == DType::kI4);
+  }
 
   GemmKernels gemm_;
   PairKernels pairs_;
   bool fast_ = false;
+  bool integer_attention_ = false;
   AttentionKernels attention_;
   KvStoreKernels kv_store_;
   ElementwiseKernels elementwise_;

@@ -27,8 +27,12 @@ void CpuBackend::write_tile(const CpuAttention& layer, const KvCacheView& kv, co
   const int32_t* pages = seq.block_table + (spec.first_group + head) * seq.table_stride;
   BAM_CHECK(pages[written.tile / kv.layout.tiles_per_page()] != kNoPage);
   std::byte* tile = tile_at(kv.layout, kv.base, pages, written.tile);
-  kv_store_.store_tile_rows(kv.layout, tile, static_cast<int>(begin % kTileKeys), static_cast<int>(end - begin),
-                            row + k_begin, row + v_begin, ld);
+  kv_store_.store_tile_rows(kv.layout, tile, static_cast<int>(begin % kTileKeys),
+                            {.k = row + k_begin,
+                             .v = row + v_begin,
+                             .count = static_cast<int>(end - begin),
+                             .head_dim = spec.head_dim,
+                             .stride = ld});
   if (end % kTileKeys == 0) kv_store_.finish_tile_stats(kv.layout, tile);
 }
 

@@ -20,10 +20,10 @@ struct CpuBackend::Worker {
   SoftmaxState segment_state() { return SoftmaxState::at(attention.segment.data()); }
 
   int padded_dim;
-  LazyMemory unpack;     // 16-bit weight panels as float32
-  std::vector<float> q;  // [kMaxRows][padded_dim]
+  LazyMemory unpack;  // 16-bit weight panels as float32
+  Lines<float> q;     // [kMaxRows][padded_dim]
   std::vector<float> rotated;
-  std::vector<float> state;
+  Lines<float> state;
   RowInfo rows[kMaxRows];
   AnchorInfo anchor;
   AttentionScratch attention;

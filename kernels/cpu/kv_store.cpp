@@ -1,18 +1,18 @@
-// Writing keys and values into their tiles, and what a full tile says about its keys. Every instruction set stores the
-// same bits: conversions round to nearest even, and sums run over d in one order per key.
+#include "kernels/cpu/kv_store.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
-#include "kernels/cpu/attention.h"
+#include "base/check.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/kv_store.cpp"
 #include "hwy/foreach_target.h"
 
 #include "hwy/highway.h"
-#include "kernels/cpu/attention_tiles-inl.h"
+#include "kernels/cpu/attention_blocks-inl.h"
 
 // Once for all targets.
 #ifndef BAM_KERNELS_CPU_KV_STORE_ONCE
@@ -212,8 +212,10 @@ HWY_INLINE void StoreFourKeys(uint16_t* at, const float* k, int64_t ld, int coun
   }
 }
 
-void StoreTileRows(const KvLayout& layout, std::byte* tile, int slot, int count, const float* k, const float* v,
-                   int64_t ld) {
+void StoreTileRows(const KvLayout& layout, std::byte* tile, int slot, const KeyValueRows& rows) {
+  BAM_CHECK(rows.head_dim == layout.head_dim && rows.stride >= rows.head_dim);
+  BAM_CHECK(slot >= 0 && rows.count >= 0 && slot + rows.count <= kTileKeys);
+  const auto [k, v, count, head_dim, ld] = rows;
   // A recycled page: padding and unused scales must read as zero, statistics as unfinished, and no byte of the tile,
   // not even in a gap, may tell what was there before.
   if (slot == 0) std::memset(tile, 0, layout.tile_bytes);

@@ -74,8 +74,10 @@ HWY_INLINE F32x16 Abs(F32x16 a) {
   BAM_EACH_PART a.part[p] = hn::Abs(a.part[p]);
   return a;
 }
-// a * b + c, fused where the target can.
+// a * b + c, fused where the target can, or in two roundings everywhere.
+template <bool kFused = true>
 HWY_INLINE F32x16 MulAdd(F32x16 a, F32x16 b, F32x16 c) {
+  if constexpr (!kFused) return Add(Mul(a, b), c);
   BAM_EACH_PART c.part[p] = hn::MulAdd(a.part[p], b.part[p], c.part[p]);
   return c;
 }
@@ -125,6 +127,7 @@ HWY_INLINE F32x16 LoadI8(const int8_t* from) {
 // exp(x) for x <= 0 as 2^n * 2^f, relative error below 3e-7 + 2e-8 |x| (8e-8 |x| without fused multiply-adds); 0 from
 // -87.3 on (never a subnormal), also for minus infinity. Attention spends a fifth of its time here: every operation
 // counts.
+template <bool kFused = true>
 HWY_INLINE F32x16 ExpNegative(F32x16 x) {
   constexpr float kLog2e = 1.44269504f;
   constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, found in the lowest bits
@@ -133,15 +136,20 @@ HWY_INLINE F32x16 ExpNegative(F32x16 x) {
     const auto v = x.part[p];
     const FloatTag d;
     const auto log2e = hn::Set(d, kLog2e), magic = hn::Set(d, kMagic);
-    const auto rounded = hn::MulAdd(v, log2e, magic);
-    const auto f = hn::MulSub(v, log2e, hn::Sub(rounded, magic));
+    const auto mul_add = [](auto a, auto b, auto c) HWY_ATTR {
+      if constexpr (kFused) return hn::MulAdd(a, b, c);
+      return hn::Add(hn::Mul(a, b), c);
+    };
+    const auto rounded = mul_add(v, log2e, magic);
+    const auto whole = hn::Sub(rounded, magic);
+    const auto f = kFused ? hn::MulSub(v, log2e, whole) : hn::Sub(hn::Mul(v, log2e), whole);
     // The polynomial of degree 5 nearest to 2^f on [-1/2, 1/2] (relative error 9e-8) that is 1 at 0.
     auto power = hn::Set(d, 0x1.5bba08p-10f);
-    power = hn::MulAdd(power, f, hn::Set(d, 0x1.3cea8ap-7f));
-    power = hn::MulAdd(power, f, hn::Set(d, 0x1.c6b754p-5f));
-    power = hn::MulAdd(power, f, hn::Set(d, 0x1.ebf9bcp-3f));
-    power = hn::MulAdd(power, f, hn::Set(d, 0x1.62e42ap-1f));
-    power = hn::MulAdd(power, f, hn::Set(d, 1.0f));
+    power = mul_add(power, f, hn::Set(d, 0x1.3cea8ap-7f));
+    power = mul_add(power, f, hn::Set(d, 0x1.c6b754p-5f));
+    power = mul_add(power, f, hn::Set(d, 0x1.ebf9bcp-3f));
+    power = mul_add(power, f, hn::Set(d, 0x1.62e42ap-1f));
+    power = mul_add(power, f, hn::Set(d, 1.0f));
     const auto exponent = hn::ShiftLeft<23>(hn::BitCast(IntTag(), rounded));
     const auto value = hn::BitCast(d, hn::Add(hn::BitCast(IntTag(), power), exponent));
     result.part[p] = hn::IfThenElseZero(hn::Gt(v, hn::Set(d, -87.3f)), value);

@@ -75,6 +75,7 @@ TEST(ServeConfig, EverySettingOfTheContractIsThere) {
                            "max-batched-tokens",
                            "step-target-ms",
                            "attention",
+                           "attention-math",
                            "attention-epsilon",
                            "prefix-cache",
                            "kv-dir",

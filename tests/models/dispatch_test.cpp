@@ -16,18 +16,19 @@ constexpr int64_t kPrompt = 700, kGenerated = 60;  // eleven tiles: local heads 
 
 struct Format {
   DType weights, kv;
+  std::string attention_math = "f32";
 };
 
 // nullopt: this CPU does not have the instructions.
-std::optional<std::vector<int32_t>> greedy_text(const TestCheckpoint& checkpoint, const std::string& isa, Format format,
-                                                bool certified) {
+std::optional<std::vector<int32_t>> greedy_text(const TestCheckpoint& checkpoint, const std::string& isa,
+                                                const Format& format, bool certified) {
   HarnessOptions options;
   options.weight_dtype = format.weights;
   options.kv_dtype = format.kv;
   options.max_tokens = kPrompt + kGenerated;
   options.attention.certified = certified;
   try {
-    options.backend = make_cpu_backend({.num_threads = 2, .isa = isa});
+    options.backend = make_cpu_backend({.num_threads = 2, .isa = isa, .attention_math = format.attention_math});
   } catch (const UsageError&) {
     return std::nullopt;
   }
@@ -48,8 +49,10 @@ class Dispatch : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(Dispatch, EveryLevelAndDenseAttentionWriteTheSameGreedyText) {
   const TestCheckpoint checkpoint(find_variant(GetParam()).spec);
-  for (const Format format :
-       {Format{DType::kF32, DType::kF32}, {DType::kBF16, DType::kF16}, {DType::kI8, DType::kI8}}) {
+  for (const Format& format : {Format{DType::kF32, DType::kF32},
+                               {DType::kBF16, DType::kF16},
+                               {DType::kI8, DType::kI8},
+                               {DType::kI8, DType::kI8, "int8"}}) {
     const auto text = greedy_text(checkpoint, "auto", format, true);
     ASSERT_TRUE(text);
     EXPECT_GT(std::ranges::count_if(*text, [&](int32_t token) { return token != text->front(); }), 5) << "dull text";
@@ -59,7 +62,8 @@ TEST_P(Dispatch, EveryLevelAndDenseAttentionWriteTheSameGreedyText) {
       const auto other = greedy_text(checkpoint, isa, format, true);
       if (!other) continue;
       ++levels;
-      EXPECT_EQ(other, text) << isa << ", weights " << dtype_name(format.weights) << ", KV " << dtype_name(format.kv);
+      EXPECT_EQ(other, text) << isa << ", weights " << dtype_name(format.weights) << ", KV " << dtype_name(format.kv)
+                             << ", attention in " << format.attention_math;
     }
     EXPECT_GE(levels, 1);  // portable is everywhere
   }
