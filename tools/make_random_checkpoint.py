@@ -70,6 +70,8 @@ def parse_arguments() -> argparse.Namespace:
     variant.add_argument("--prior-scope", choices=("layer", "global"), default="layer",
                          help="bam, t5: one prior or relative bias per layer, or one for all")
     variant.add_argument("--loc-std", type=float, default=0.0, help="bam: spread of theta_mu around 0 (default: all 0)")
+    variant.add_argument("--retrieval-heads", type=float, default=0.25, metavar="SHARE",
+                         help="bam: share of the heads whose prior does not decay (theta_beta <= 0)")
     variant.add_argument("--rope-theta", type=float, default=500000.0)
     variant.add_argument("--sliding-window", type=positive, help="rope_local; default: the training length")
     variant.add_argument("--sinusoidal-theta", type=float, default=10000.0)
@@ -111,6 +113,8 @@ def make_config(args: argparse.Namespace, tokenizer: TokenizerInfo) -> dict:
         raise UsageFailure("--seed must not be negative")
     if not 0 <= args.loc_std <= 3:
         raise UsageFailure("--loc-std must be between 0 and 3")
+    if not 0 <= args.retrieval_heads <= 0.75:
+        raise UsageFailure("--retrieval-heads must be between 0 and 0.75")
     for flag, value in (("--rope-theta", args.rope_theta), ("--sinusoidal-theta", args.sinusoidal_theta)):
         if not 1 < value < math.inf:
             raise UsageFailure(f"{flag} must be a number greater than 1")
@@ -160,10 +164,11 @@ class Weights:
 
     BLOCK = 4194301
 
-    def __init__(self, config: dict, dtype: str, seed: int, loc_std: float):
+    def __init__(self, config: dict, dtype: str, seed: int, loc_std: float, retrieval_heads: float):
         self.config = config
         self.dtype = dtype
         self.loc_std = loc_std
+        self.retrieval_heads = retrieval_heads
         self.random = np.random.default_rng(seed)
         self.block = self.random.standard_normal(self.BLOCK, dtype=np.float32)
         self.scaled: dict[float, np.ndarray] = {}  # one block per scale, in the file's format
@@ -228,9 +233,9 @@ class Weights:
         self.vector(name, values, (1, self.config["num_attention_heads"], 1, 1))
 
     def prior(self, prefix: str) -> None:
-        """Half local heads, a quarter heavy-tailed, a quarter retrieval heads, in random order."""
+        """Retrieval heads by their share, a quarter heavy-tailed, the others local, in random order."""
         heads = self.config["num_attention_heads"]
-        retrieval = max(1, heads // 4) if heads > 1 else 0
+        retrieval = max(1, int(heads * self.retrieval_heads)) if heads > 1 else 0
         heavy_tail = max(1, heads // 4) if heads > 2 else 0
         kinds = [((0.6, 1.3), (-3.0, -0.3))] * (heads - retrieval - heavy_tail)  # (range of shape, range of scale)
         kinds += [((0.2, 0.5), (-1.0, 0.5))] * heavy_tail + [((-0.6, 0.0), (-2.0, 1.0))] * retrieval
@@ -279,7 +284,7 @@ def main() -> None:
     except ValueError as error:
         raise UsageFailure(f"--max-shard-size: {error}") from None
     with new_checkpoint_folder(args.out, args.overwrite) as folder:
-        weights = Weights(config, DTYPES[args.dtype], args.seed, args.loc_std)
+        weights = Weights(config, DTYPES[args.dtype], args.seed, args.loc_std, args.retrieval_heads)
         write_json(folder / "config.json", config)
         write_tokenizer(folder, tokenizer_path, add_bos=tokenizer.bos_id >= 0)
         files = write_tensors(folder, weights.specs, weights.produce, max_shard_bytes)
