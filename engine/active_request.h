@@ -30,6 +30,8 @@ struct ActiveRequest {
   std::optional<Clock::time_point> first_token_at;
   int64_t cached_tokens = 0;   // of the prompt, when it was first scheduled
   int64_t progress_sent = -1;  // prompt positions of the last ProgressEvent
+  std::vector<double> pooled;  // [hidden] sum of the rows so far, with pooling
+  int64_t pooled_rows = 0;
   std::vector<Event> events;   // of the current step
   bool touched = false;        // has events to deliver or is done
 

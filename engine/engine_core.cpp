@@ -1,6 +1,7 @@
 #include "engine/engine_core.h"
 
 #include <algorithm>
+#include <cmath>
 #include <new>
 #include <random>
 #include <utility>
@@ -95,7 +96,9 @@ void EngineCore::insert(Request& request, const std::shared_ptr<EventSink>& sink
     c.max_len = std::min(c.num_prompt + r.request.sampling.max_tokens, config_.max_model_len);
     c.tokens.reserve(static_cast<size_t>(std::min(c.max_len, c.num_prompt + kReservedTokens)));
     c.blocks.salt = r.request.cache_salt;
-    if (r.request.sampling.num_prompt_logprobs >= 0 && c.num_prompt > 1) c.logits_from = 0;
+    const bool all_rows = r.request.sampling.num_prompt_logprobs >= 0 || r.request.pooling == Pooling::kMean;
+    if (all_rows && c.num_prompt > 1) c.logits_from = 0;
+    c.wants_hidden = r.request.pooling != Pooling::kNone;
     book_.insert(owned);
   } catch (...) {
     request = std::move(r.request);
@@ -287,7 +290,7 @@ void EngineCore::advance(size_t entry, const ScheduledRows& rows, Clock::time_po
   ActiveRequest& r = *c.request;
   if (r.done()) return;  // another choice of this request failed in this step
   c.num_computed += rows.num_rows;
-  if (c.wants_prompt_logits() && !send_prompt_logprobs(entry, c)) {
+  if (c.wants_hidden ? !pool_rows(entry, c) : c.wants_prompt_logits() && !send_prompt_logprobs(entry, c)) {
     return fail_request(r, "the model produced NaN logits");
   }
   // Before publishing: pages of a failed request must not reach the cache.
@@ -345,6 +348,29 @@ bool EngineCore::send_prompt_logprobs(size_t entry, Sequence& c) {
   if (c.logits_from >= c.num_prompt - 1) c.logits_from = INT64_MAX;
   if (event.logprobs.empty()) return true;
   book_.say(*c.request, std::move(event));
+  return true;
+}
+
+// Rows are added in the order of their positions, whatever steps they come in.
+bool EngineCore::pool_rows(size_t entry, Sequence& c) {
+  ActiveRequest& r = *c.request;
+  if (r.prompt_done) return true;
+  const ModelRunner::LogitRows& rows = runner_.logit_rows(entry);
+  const int64_t end = std::min(c.num_computed, c.num_prompt);
+  r.pooled.resize(static_cast<size_t>(model_.config().hidden_size));
+  for (int64_t position = rows.first_pos; position < std::min(end, rows.first_pos + rows.count); ++position) {
+    const std::span<const float> row = runner_.hidden(entry, position);
+    for (size_t i = 0; i < row.size(); ++i) r.pooled[i] += row[i];
+    ++r.pooled_rows;
+  }
+  if (c.wants_prompt_logits()) c.logits_from = end >= c.num_prompt - 1 ? INT64_MAX : end;
+  if (end < c.num_prompt) return true;
+  EmbeddingEvent event;
+  for (const double sum : r.pooled) {
+    if (!std::isfinite(sum)) return false;
+    event.values.push_back(static_cast<float>(sum / static_cast<double>(r.pooled_rows)));
+  }
+  book_.say(r, std::move(event));
   return true;
 }
 

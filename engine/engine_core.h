@@ -79,6 +79,8 @@ class EngineCore {
   // Draws the next tokens of all sequences that have caught up: samples_.
   void sample_next(const SchedulePlan& plan);
   void advance(size_t entry, const ScheduledRows& rows, Clock::time_point now);
+  // Both return false when the model produced NaN.
+  bool pool_rows(size_t entry, Sequence& c);
   bool send_prompt_logprobs(size_t entry, Sequence& choice);
   void send_progress(Sequence& choice, Clock::time_point now);
   // The other choices of a request start from the pages and the logits that the first one has.

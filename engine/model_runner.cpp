@@ -29,6 +29,7 @@ void ModelRunner::append(const ScheduledRows& scheduled, const AppendDraw& appen
   const Sequence& s = *scheduled.sequence;
   const int64_t begin = s.num_computed, end = begin + scheduled.num_rows;
   const int64_t row_begin = static_cast<int64_t>(tokens_.size());
+  wants_hidden_ = wants_hidden_ || s.wants_hidden;
   sequences_.push_back({s.blocks.entries.data(), s.blocks.stride, row_begin, scheduled.num_rows, begin});
   tokens_.insert(tokens_.end(), s.tokens.begin() + begin, s.tokens.begin() + end);
 
@@ -63,14 +64,17 @@ void ModelRunner::run(const SchedulePlan& plan, const AppendDraw& append_draw) {
   logit_ranges_.clear();
   draws_.clear();
   host_rows_.clear();
+  wants_hidden_ = false;
   for (const ScheduledRows& scheduled : plan.rows) append(scheduled, append_draw);
   drawn_.assign(draws_.rows.size(), kDrawBadLogits);
   const size_t floats = logit_row_ids_.size() * vocab_size_;
   const size_t bytes = floats * sizeof(float);
   if (logits_.size() < bytes) logits_ = LazyMemory(std::max(bytes, 2 * logits_.size()));
+  if (wants_hidden_) hidden_.resize(logit_row_ids_.size() * static_cast<size_t>(model_.config().hidden_size));
   const DrawInput draw{draws_, drawn_, host_rows_};
-  model_.forward({tokens_, sequences_, logit_row_ids_, draws_.rows.empty() ? nullptr : &draw}, kv_,
-                 std::span(logits_.as<float>(), floats));
+  model_.forward({tokens_, sequences_, logit_row_ids_, draws_.rows.empty() ? nullptr : &draw, nullptr, nullptr,
+                  wants_hidden_ ? hidden_.data() : nullptr},
+                 kv_, std::span(logits_.as<float>(), floats));
 }
 
 std::span<const float> ModelRunner::logits(size_t entry, int64_t position) const {
@@ -78,6 +82,13 @@ std::span<const float> ModelRunner::logits(size_t entry, int64_t position) const
   BAM_CHECK(position >= rows.first_pos && position < rows.first_pos + rows.count && rows.draw < 0);
   const size_t row = rows.offset + static_cast<size_t>(position - rows.first_pos);
   return {logits_.as<float>() + row * vocab_size_, vocab_size_};
+}
+
+std::span<const float> ModelRunner::hidden(size_t entry, int64_t position) const {
+  const LogitRows& rows = logit_ranges_[entry];
+  BAM_CHECK(wants_hidden_ && position >= rows.first_pos && position < rows.first_pos + rows.count);
+  const auto size = static_cast<size_t>(model_.config().hidden_size);
+  return {hidden_.data() + (rows.offset + static_cast<size_t>(position - rows.first_pos)) * size, size};
 }
 
 std::optional<int32_t> ModelRunner::drawn(size_t entry) const {

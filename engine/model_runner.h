@@ -41,6 +41,8 @@ class ModelRunner {
   };
   const LogitRows& logit_rows(size_t entry) const { return logit_ranges_[entry]; }
   std::span<const float> logits(size_t entry, int64_t position) const;
+  // [hidden] behind the final norm, of a row that has logits; where a sequence of the plan pools.
+  std::span<const float> hidden(size_t entry, int64_t position) const;
   // What the device drew for the entry, see kernels/draw.h; nullopt: nothing, there are logits.
   std::optional<int32_t> drawn(size_t entry) const;
 
@@ -57,6 +59,8 @@ class ModelRunner {
   std::vector<int32_t> logit_row_ids_;
   std::vector<LogitRows> logit_ranges_;  // [plan entries]
   LazyMemory logits_;                    // float [max_logit_rows, vocab], grown when more are wanted
+  bool wants_hidden_ = false;
+  std::vector<float> hidden_;  // [logit rows, hidden]
   DrawBatch draws_;
   std::vector<int32_t> drawn_;      // [draws]
   std::vector<int32_t> host_rows_;  // rows of logits_ that the host wants

@@ -33,6 +33,9 @@ struct SamplingParams {
   int32_t num_prompt_logprobs = -1;  // likewise for every prompt token but the first
 };
 
+// One vector for the whole prompt, made of the rows behind the model's final norm.
+enum class Pooling : uint8_t { kNone, kMean, kLast };
+
 struct Request {
   std::string id;               // unique among live requests
   std::vector<int32_t> prompt;  // not empty, every id in [0, vocab)
@@ -42,6 +45,7 @@ struct Request {
   std::string cache_salt;                             // prefix cache entries are shared within one salt only
   std::optional<std::chrono::milliseconds> timeout;   // from submit to finish
   std::shared_ptr<const TokenConstraint> constraint;  // prototype, cloned per choice; null: none
+  Pooling pooling = Pooling::kNone;                   // else an EmbeddingEvent comes before the first token
 };
 
 struct TokenLogprobs {
@@ -79,6 +83,10 @@ struct PromptLogprobsEvent {
   std::vector<TokenLogprobs> logprobs;
 };
 
+struct EmbeddingEvent {
+  std::vector<float> values;  // [hidden]
+};
+
 struct FinishEvent {
   int32_t choice = 0;
   FinishReason reason = FinishReason::kStop;
@@ -89,7 +97,7 @@ struct FinishEvent {
   std::string message;  // kError, kTimeout: what happened
 };
 
-using Event = std::variant<TokenEvent, ProgressEvent, PromptLogprobsEvent, FinishEvent>;
+using Event = std::variant<TokenEvent, ProgressEvent, PromptLogprobsEvent, EmbeddingEvent, FinishEvent>;
 
 // Receives a request's events, in order, on the engine thread: it must not block, throw or call back into the engine
 // except for Engine::cancel, stop, pause and resume. After the FinishEvent of the last choice the engine lets go of it.

@@ -22,8 +22,9 @@ struct Sequence : ServingRank {
   int64_t num_prompt = 0;
   int64_t num_computed = 0;
   int64_t max_len = 0;  // most tokens it can ever have
-  // Prompt positions from here on all need logits (prompt logprobs), so they are never taken from the prefix cache.
+  // Prompt positions from here on all need logits (prompt logprobs, pooling), so they are never taken from the prefix cache.
   int64_t logits_from = INT64_MAX;
+  bool wants_hidden = false;  // rows that have logits are pooled into an embedding
 
   BlockTable blocks;
   std::optional<SamplerState> sampler;  // set by the engine, unused by the scheduler

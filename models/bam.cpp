@@ -84,7 +84,8 @@ void BamModel::build_ends() {
     embedding_.data = embedding_memory_.as<std::byte>();
   }
   if (last_stage()) {
-    final_norm_ = backend_.make_vector(weights_.norm.to_f32());
+    host_final_norm_ = weights_.norm.to_f32();
+    final_norm_ = backend_.make_vector(host_final_norm_);
     const HostMatrix head[] = {host_matrix(weights_.output)};
     output_ = backend_.make_linear(head, options_.weight_dtype);
   }
@@ -222,6 +223,18 @@ void BamModel::begin_rows(const ForwardInput& input) {
   }
 }
 
+void BamModel::read_hidden(int64_t rows, float* hidden) {
+  const auto size = static_cast<size_t>(config_.hidden_size);
+  backend_.read_floats(static_cast<const float*>(scratch_->selected->data()), {hidden, static_cast<size_t>(rows) * size});
+  for (int64_t r = 0; r < rows; ++r) {
+    const std::span<float> row(hidden + static_cast<size_t>(r) * size, size);
+    double squares = 0;
+    for (const float x : row) squares += double{x} * x;
+    const double scale = 1 / std::sqrt(squares / static_cast<double>(size) + config_.rms_norm_eps);
+    for (size_t i = 0; i < size; ++i) row[i] = static_cast<float>(row[i] * scale * host_final_norm_[i]);
+  }
+}
+
 void BamModel::forward(const ForwardInput& input, const KvCacheView& kv, std::span<float> logits) {
   const auto rows = static_cast<int64_t>(input.tokens.size());
   const auto logit_rows = static_cast<int64_t>(input.logit_rows.size());
@@ -243,6 +256,7 @@ void BamModel::forward(const ForwardInput& input, const KvCacheView& kv, std::sp
   }
   run_last_layer(*layers_.back(), input, kv, rows);
   if (logit_rows == 0) return guard.done();
+  if (input.hidden != nullptr) read_hidden(logit_rows, input.hidden);
   backend_.rms_norm(static_cast<const float*>(scratch_->selected->data()), *final_norm_, config_.rms_norm_eps,
                     logit_rows, config_.hidden_size, scratch_->normed->data());
   float* device_logits = backend_.in_host_memory() ? logits.data() : static_cast<float*>(scratch_->logits->data());

@@ -44,6 +44,7 @@ struct ForwardInput {
   // Between stages, float32 [rows, hidden] in host memory. With residual_in the tokens count rows and nothing else.
   const float* residual_in = nullptr;  // from the stage before; the first one embeds
   float* residual_out = nullptr;       // for the next stage; the last one has logits
+  float* hidden = nullptr;             // last stage: [logit_rows, hidden] behind the final norm, if wanted
 };
 
 // Decoder weights in a backend's format plus scratch memory for one step. Not thread-safe: one step at a time.
@@ -89,6 +90,8 @@ class BamModel {
   void run_layer(Layer& layer, const ForwardInput& input, const KvCacheView& kv, int64_t rows);
   // Rows whose logits nobody wants need only their K and V in the last layer. Leaves logit rows in scratch.
   void run_last_layer(Layer& layer, const ForwardInput& input, const KvCacheView& kv, int64_t rows);
+  // The selected rows behind the final norm, in full precision whatever operands the device has.
+  void read_hidden(int64_t rows, float* hidden);
   void feed_forward(Layer& layer, float* x, int64_t rows);
   std::span<AttentionCounters> layer_counters(const Layer& layer);
   // The residual stream of the step's rows, at the start of this stage.
@@ -107,6 +110,7 @@ class BamModel {
   HostMatrix embedding_;
   std::unique_ptr<LinearWeights> output_;
   std::unique_ptr<DeviceBuffer> final_norm_;
+  std::vector<float> host_final_norm_;
   std::vector<HeadReport> heads_;
   std::vector<int64_t> group_reach_;
   std::vector<AttentionCounters> counters_;
