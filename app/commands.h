@@ -6,6 +6,7 @@ namespace bam {
 // 0 success, 1 the work failed, 2 the command line is wrong.
 int run_serve(int argc, char** argv);
 int run_generate(int argc, char** argv);
+int run_batch(int argc, char** argv);
 int run_inspect(int argc, char** argv);
 int run_bench(int argc, char** argv);
 int run_passkey(int argc, char** argv);

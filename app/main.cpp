@@ -15,6 +15,7 @@ struct Command {
 constexpr Command kCommands[] = {
     {"serve", "serve a checkpoint over an OpenAI-compatible HTTP API", bam::run_serve},
     {"generate", "generate text in the terminal, without a server", bam::run_generate},
+    {"batch", "answer the requests of a JSONL file, without a server", bam::run_batch},
     {"inspect", "sizes, KV cost and the positional prior of every head of a checkpoint", bam::run_inspect},
     {"bench", "load test an OpenAI-compatible server", bam::run_bench},
     {"passkey", "passkey accuracy over lengths and depths against a server", bam::run_passkey},

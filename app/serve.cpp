@@ -18,6 +18,7 @@
 #include "app/option_flags.h"
 #include "app/passkey_selftest.h"
 #include "base/log.h"
+#include "server/api/batch_store.h"
 #include "server/http/http_server.h"
 
 namespace bam {
@@ -78,6 +79,7 @@ class Service {
   explicit Service(const ServeConfig& config) : config_(config), context_(config.server), http_(context_) {
     context_.version = BAM_VERSION;
     context_.props_json = config.resolved_json();
+    if (!config.server.batch_dir.empty()) context_.batches = std::make_shared<BatchStore>(config.server.batch_dir);
   }
 
   int run() {
@@ -117,6 +119,7 @@ class Service {
     finished.set_value();
     pthread_kill(supervisor.native_handle(), SIGTERM);  // wakes it from sigwait
     supervisor.join();
+    if (context_.batches) context_.batches->stop();
     loaded_.reset();
     if (!http_error.empty()) throw Error("{}", http_error);
     if (!load_error_.empty()) {
@@ -148,6 +151,7 @@ class Service {
     });
     if (!serving_->chat_template) log::info("chat is off: {}", serving_->chat_template_error);
     context_.model.store(serving_.get(), std::memory_order_release);
+    if (context_.batches) context_.batches->start(context_);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - context_.started).count();
     log::info("ready after {:.1f} s: {} as '{}'", seconds, http_.url(), config_.server.served_model_names.front());
   }
@@ -179,6 +183,7 @@ class Service {
   // Lets running requests finish, sends out what is still buffered, and stops the event loops.
   void drain() {
     using namespace std::chrono;
+    if (context_.batches) context_.batches->stop_taking();
     const auto deadline =
         steady_clock::now() + milliseconds(static_cast<int64_t>(config_.server.drain_timeout_s * 1000));
     if (const ServingModel* model = context_.model.load(std::memory_order_acquire)) {

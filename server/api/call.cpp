@@ -1,9 +1,12 @@
 #include "server/api/call.h"
 
+#include "server/api/route.h"
+
 namespace bam {
 
 HttpReply Call::error_reply(const ApiError& error) {
-  HttpReply reply{.status = error.status, .body = error.to_json()};
+  const bool own_shape = route && route->error_body;
+  HttpReply reply{.status = error.status, .body = own_shape ? route->error_body(error) : error.to_json()};
   if (error.retry_after_s > 0) reply.headers.emplace_back("retry-after", std::to_string(error.retry_after_s));
   if (error.status == 401) {
     // The page asks with the browser's own dialog; programs get the scheme that they use.

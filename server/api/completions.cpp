@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "base/log.h"
-#include "server/api/json_body.h"
+#include "server/api/openai_writer.h"
 
 namespace bam {
 
@@ -41,18 +41,6 @@ std::string all_of(const TextSource& source) {
   return text;
 }
 
-void start_generation(ServerContext& context, CallPtr call, ApiKind kind) {
-  const ServingModel& model = *context.model.load(std::memory_order_acquire);
-  call->log.is_generation = true;
-  auto json = parse_json_object(call->body);
-  call->drop_body();
-  if (!json) return call->reply(json.error());
-  auto request = parse_generation_request(*json, kind, model.defaults);
-  *json = Json();
-  if (!request) return call->reply(request.error());
-  std::make_shared<GenerationJob>(context, model, std::move(call), *std::move(request))->start();
-}
-
 }  // namespace
 
 // Receives the events of one prompt on the engine thread and wakes the connection's.
@@ -75,22 +63,20 @@ class GenerationJob::Sink : public EventSink {
   size_t prompt_;
 };
 
-void handle_completions(ServerContext& context, CallPtr call) {
-  start_generation(context, std::move(call), ApiKind::kCompletion);
-}
-
-void handle_chat_completions(ServerContext& context, CallPtr call) {
-  start_generation(context, std::move(call), ApiKind::kChat);
-}
-
-GenerationJob::GenerationJob(ServerContext& context, const ServingModel& model, CallPtr call, GenerationRequest request)
-    : context_(context), model_(model), call_(std::move(call)), request_(std::move(request)) {
+GenerationJob::GenerationJob(ServerContext& context, const ServingModel& model, CallPtr call, GenerationRequest request,
+                             Dialect dialect)
+    : context_(context),
+      model_(model),
+      call_(std::move(call)),
+      request_(std::move(request)),
+      dialect_(std::move(dialect)) {
   if (!request_.request_id.empty()) call_->request_id = request_.request_id;
   meta_.kind = request_.kind;
   meta_.model = request_.model.value_or(context_.config.served_model_names.front());
   meta_.system_fingerprint = model_.system_fingerprint;
   meta_.created =
       std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  meta_.started = call_->started;
   reply_options_ = {.logprobs = request_.wants_logprobs(),
                     .num_top = std::max(0, request_.engine.sampling.num_logprobs),
                     .token_ids = request_.return_token_ids};
@@ -98,7 +84,7 @@ GenerationJob::GenerationJob(ServerContext& context, const ServingModel& model, 
 
 void GenerationJob::start() {
   auto prepared = prepare_prompts(context_, model_, call_->caller, request_, call_->log.prompt);
-  if (!prepared) return call_->reply(prepared.error());
+  if (!prepared) return call_->reply(dialect_.in_own_words(prepared.error()));
   decode_options_ = decode_options(model_, request_);
   for (PreparedPrompt& prompt : *prepared) {
     Prompt& added = prompts_.emplace_back();
@@ -119,7 +105,8 @@ void GenerationJob::start() {
 
 // Takes the job's names; false when they belong to another one.
 bool GenerationJob::enter() {
-  const char* prefix = request_.kind == ApiKind::kChat ? "chatcmpl-" : "cmpl-";
+  const std::string prefix = !dialect_.id_prefix.empty() ? dialect_.id_prefix
+                             : request_.kind == ApiKind::kChat ? "chatcmpl-" : "cmpl-";
   const auto add = [&] {
     meta_.id = prefix + call_->request_id;
     return context_.jobs.add(tenant(), meta_.id, call_->request_id, shared_from_this());
@@ -221,10 +208,18 @@ void GenerationJob::open_body(ReplyStream::Head head) {
 }
 
 void GenerationJob::open_stream() {
-  writer_ = std::make_unique<ChunkWriter>(model_.tokenizer, meta_, reply_options_, request_.include_usage);
-  open_body({.headers = reply_headers()});
-  if (request_.kind != ApiKind::kChat) return;
-  for (int32_t i = 0; i < request_.engine.n; ++i) stream_->send(writer_->role(i));
+  writer_ = make_writer();
+  open_body({.content_type = writer_->stream_type(), .headers = reply_headers()});
+}
+
+// An empty chunk would end the body.
+void GenerationJob::send(std::string events) {
+  if (!events.empty()) stream_->send(std::move(events));
+}
+
+std::unique_ptr<ReplyWriter> GenerationJob::make_writer() const {
+  if (dialect_.make_writer) return dialect_.make_writer(meta_);
+  return std::make_unique<OpenAiWriter>(model_.tokenizer, meta_, reply_options_, request_);
 }
 
 void GenerationJob::on_wake() {
@@ -241,13 +236,15 @@ void GenerationJob::on_event(size_t prompt_index, Event&& event) {
     prompt.choices[static_cast<size_t>(token->choice)].decoder->push(token->token, std::move(token->logprobs));
   } else if (auto* progress = std::get_if<ProgressEvent>(&event)) {
     prompt.cached_tokens = std::max(prompt.cached_tokens, progress->cached);
-    if (writer_ && request_.return_progress) stream_->send(writer_->progress(*progress));
+    if (writer_ && request_.return_progress) send(writer_->progress(*progress));
   } else if (auto* logprobs = std::get_if<PromptLogprobsEvent>(&event)) {
     std::vector<TokenRecord>& records = prompt.prepared.records;
     for (size_t i = 0; i < logprobs->logprobs.size(); ++i) {
       const size_t position = static_cast<size_t>(logprobs->first) + i;
       if (position < records.size()) records[position].logprobs = std::move(logprobs->logprobs[i]);
     }
+  } else if (auto* embedding = std::get_if<EmbeddingEvent>(&event)) {
+    prompt.embedding = std::move(embedding->values);
   } else if (auto* finish = std::get_if<FinishEvent>(&event)) {
     on_finish(prompt, *finish);
   }
@@ -285,6 +282,9 @@ void GenerationJob::deliver_choice(size_t prompt_index, size_t choice_index) {
   ChoiceDecoder& decoder = *choice.decoder;
   if (choice.stage == Stage::kEchoing || choice.stage == Stage::kReported) return;
   if (decoder.num_tokens() == 0 && !decoder.finished()) return;
+  const int32_t index = index_of(prompt_index, choice_index);
+  // Load testers take the first event for the first token.
+  if (choice.stage == Stage::kSilent && writer_) send(writer_->begin(index, usage()));
   if (choice.stage == Stage::kSilent && writer_ && request_.echo) {
     start_echo(prompt_index, choice_index);
     if (choice.stage == Stage::kEchoing || state_ != State::kRunning) return;
@@ -302,13 +302,11 @@ void GenerationJob::deliver_choice(size_t prompt_index, size_t choice_index) {
     return;
   }
   if (!reply_options_.logprobs && !reply_options_.token_ids) delta.tokens.clear();
-  const int32_t index = index_of(prompt_index, choice_index);
   const Usage now = usage();
-  const Usage* shown = request_.continuous_usage_stats ? &now : nullptr;
   const auto* prompt_ids = first && request_.return_token_ids ? &prompt.prepared.ids : nullptr;
-  if (!delta.empty() || prompt_ids) stream_->send(writer_->delta(index, delta, shown, prompt_ids));
+  if (!delta.empty() || prompt_ids) send(writer_->delta(index, delta, now, prompt_ids));
   if (!decoder.finished() || state_ != State::kRunning) return;
-  stream_->send(writer_->finish(index, decoder.finish_reason(), decoder.stop_reason(), shown));
+  send(writer_->finish(index, decoder.finish_reason(), decoder.stop_reason(), now));
   choice.stage = Stage::kReported;
 }
 
@@ -337,7 +335,7 @@ void GenerationJob::next_echo() {
                             self->deliver();
                           });
     }
-    stream_->send(all_of(source));
+    send(all_of(source));
     choice.stage = Choice::Stage::kEchoed;
   }
 }
@@ -378,8 +376,7 @@ Usage GenerationJob::usage() const {
 void GenerationJob::complete() {
   call_->log.finish = prompts_.front().choices.front().decoder->finish_reason();
   if (writer_) {
-    if (request_.include_usage) stream_->send(writer_->usage(usage()));
-    stream_->send(ChunkWriter::done());
+    send(writer_->end(usage()));
     finish_log(200);
     return end();
   }
@@ -423,10 +420,12 @@ TextSource GenerationJob::reply_source() {
       reply.stop_reason = choice.decoder->stop_reason();
       if (request_.prompt_logprobs) reply.prompt_logprobs = TokenRecords(prepared.records);
       if (request_.return_token_ids) reply.prompt_ids = &prepared.ids;
+      reply.embedding = prompt.embedding;
     }
   }
-  return [self = shared_from_this(), source = reply_text(model_.tokenizer, meta_, reply_options_, choices, usage())](
-             std::string& out) { return source(out); };
+  std::shared_ptr<ReplyWriter> writer = make_writer();
+  TextSource source = writer->reply(std::move(choices), usage());
+  return [self = shared_from_this(), writer, source = std::move(source)](std::string& out) { return source(out); };
 }
 
 // Nothing was sent yet, or a stream is open.
@@ -439,8 +438,7 @@ void GenerationJob::fail(const ApiError& error) {
     end();
     return call_->reply(error);
   }
-  stream_->send(ChunkWriter::error(error));
-  stream_->send(ChunkWriter::done());
+  send(writer_->error(error));
   call_->log.error = error.message;
   finish_log(200);
   end();

@@ -9,6 +9,7 @@
 
 #include "server/api/call.h"
 #include "server/api/choice_decoder.h"
+#include "server/api/dialect.h"
 #include "server/api/event_inbox.h"
 #include "server/api/live_jobs.h"
 #include "server/api/openai_reply.h"
@@ -23,7 +24,9 @@ namespace bam {
 // only fills `inbox_`. The engine gets its requests when the job is open, so no event can come before that.
 class GenerationJob : public LiveJob, public std::enable_shared_from_this<GenerationJob> {
  public:
-  GenerationJob(ServerContext& context, const ServingModel& model, CallPtr call, GenerationRequest request);
+  // `dialect`: of an API other than OpenAI's two.
+  GenerationJob(ServerContext& context, const ServingModel& model, CallPtr call, GenerationRequest request,
+                Dialect dialect = {});
   ~GenerationJob() override { leave(); }
 
   // Worker: checks and tokenises, then goes on on the connection's thread; answers with an error if that fails.
@@ -56,6 +59,7 @@ class GenerationJob : public LiveJob, public std::enable_shared_from_this<Genera
     std::string engine_id;
     int64_t num_tokens = 0;
     int64_t cached_tokens = 0;
+    std::vector<float> embedding;
     std::vector<Choice> choices;
   };
   class Sink;
@@ -66,6 +70,7 @@ class GenerationJob : public LiveJob, public std::enable_shared_from_this<Genera
   void open();
   std::optional<ApiError> submit();
   void open_stream();
+  void send(std::string events);
   void open_body(ReplyStream::Head head);
   void on_wake();
   void on_event(size_t prompt_index, Event&& event);
@@ -76,6 +81,7 @@ class GenerationJob : public LiveJob, public std::enable_shared_from_this<Genera
   void next_echo();
   void complete();
   TextSource reply_source();
+  std::unique_ptr<ReplyWriter> make_writer() const;
   void fail(const ApiError& error);
   void client_left();
   void on_pressure(bool full);
@@ -94,6 +100,7 @@ class GenerationJob : public LiveJob, public std::enable_shared_from_this<Genera
   const ServingModel& model_;
   const CallPtr call_;
   GenerationRequest request_;
+  const Dialect dialect_;
   ReplyMeta meta_;
   ReplyOptions reply_options_;
   DecodeOptions decode_options_;
@@ -103,7 +110,7 @@ class GenerationJob : public LiveJob, public std::enable_shared_from_this<Genera
   State state_ = State::kPreparing;
   bool entered_ = false;  // its names are in context_.jobs
   uint64_t close_ticket_ = 0;
-  std::unique_ptr<ChunkWriter> writer_;  // of a stream
+  std::unique_ptr<ReplyWriter> writer_;  // of a stream
   std::shared_ptr<ReplyStream> stream_;  // of a stream, or of a long reply
   std::shared_ptr<PiecePump> pump_;
   std::deque<std::pair<size_t, size_t>> echoes_;  // (prompt, choice) that wait for the pump

@@ -37,4 +37,43 @@ void handle_prior(ServerContext& context, CallPtr call);
 void handle_attention(ServerContext& context, CallPtr call);
 void handle_passkey(ServerContext& context, CallPtr call);
 
+// handlers_batch.cpp: files and batches
+void handle_file_upload(ServerContext& context, CallPtr call);
+void handle_files(ServerContext& context, CallPtr call);
+void handle_file(ServerContext& context, CallPtr call);
+void handle_file_content(ServerContext& context, CallPtr call);
+void handle_file_delete(ServerContext& context, CallPtr call);
+void handle_batch_create(ServerContext& context, CallPtr call);
+void handle_batches(ServerContext& context, CallPtr call);
+void handle_batch(ServerContext& context, CallPtr call);
+void handle_batch_cancel(ServerContext& context, CallPtr call);
+
+// dialect_responses.cpp: OpenAI's responses
+void handle_responses(ServerContext& context, CallPtr call);
+void handle_response(ServerContext& context, CallPtr call);
+void handle_response_input(ServerContext& context, CallPtr call);
+void handle_response_delete(ServerContext& context, CallPtr call);
+
+// dialect_anthropic.cpp
+void handle_messages(ServerContext& context, CallPtr call);
+void handle_count_tokens(ServerContext& context, CallPtr call);
+std::string anthropic_error(const ApiError& error);
+
+// dialect_ollama.cpp
+void handle_ollama_chat(ServerContext& context, CallPtr call);
+void handle_ollama_generate(ServerContext& context, CallPtr call);
+void handle_ollama_tags(ServerContext& context, CallPtr call);
+void handle_ollama_running(ServerContext& context, CallPtr call);
+void handle_ollama_show(ServerContext& context, CallPtr call);
+void handle_ollama_version(ServerContext& context, CallPtr call);
+std::string ollama_error(const ApiError& error);
+
+// dialect_embeddings.cpp
+void handle_embeddings(ServerContext& context, CallPtr call);
+void handle_ollama_embed(ServerContext& context, CallPtr call);
+
+// dialect_llamacpp.cpp
+void handle_llamacpp_completion(ServerContext& context, CallPtr call);
+void handle_apply_template(ServerContext& context, CallPtr call);
+
 }  // namespace bam

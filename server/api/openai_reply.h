@@ -13,39 +13,9 @@
 #include "server/api/choice_decoder.h"
 #include "server/api/openai_api.h"
 #include "server/api/piece_pump.h"
+#include "server/api/reply_writer.h"
 
 namespace bam {
-
-// The fields that every reply and every chunk of one request repeats.
-struct ReplyMeta {
-  ApiKind kind = ApiKind::kCompletion;
-  std::string id;
-  std::string model;
-  std::string system_fingerprint;
-  int64_t created = 0;  // Unix seconds
-};
-
-struct Usage {
-  int64_t prompt_tokens = 0;
-  int64_t completion_tokens = 0;
-  int64_t cached_tokens = 0;
-};
-
-using TokenRecords = std::span<const TokenRecord>;
-
-// A finished choice of a reply that is not streamed. What it refers to outlives the text.
-struct ChoiceReply {
-  int32_t index = 0;
-  std::string_view echo;      // the prompt's text, in front of `text`
-  std::string_view text;
-  TokenRecords echo_tokens;   // of an echoed prompt, with logprobs
-  TokenRecords tokens;
-  std::span<const ToolCallDelta> tool_calls;  // whole ones
-  const char* finish_reason = nullptr;
-  StopReason stop_reason;
-  const std::vector<int32_t>* prompt_ids = nullptr;    // return_token_ids
-  std::optional<TokenRecords> prompt_logprobs;         // vLLM's prompt_logprobs
-};
 
 struct ReplyOptions {
   bool logprobs = false;

@@ -1,8 +1,10 @@
 #include "server/api/openapi.h"
 
+#include <cctype>
 #include <map>
 
 #include "base/json.h"
+#include "server/api/handlers.h"
 #include "server/api/openai_api.h"
 #include "server/api/route.h"
 
@@ -14,12 +16,42 @@ struct Bodies {
   const char* request = nullptr;  // schema name; null: no body
   const char* reply = nullptr;    // schema name; null: not JSON
   const char* content_type = "application/json";
+  const char* stream_type = nullptr;  // of replies to "stream": true
 };
 
+constexpr const char* kJson = "application/json";
+constexpr const char* kEvents = "text/event-stream";
+
+// By path, or by method and path where the methods of a path differ.
 const std::map<std::string, Bodies>& bodies_by_path() {
   static const std::map<std::string, Bodies> bodies = {
-      {"/v1/completions", {"CompletionRequest", "Completion"}},
-      {"/v1/chat/completions", {"ChatRequest", "ChatCompletion"}},
+      {"/v1/completions", {"CompletionRequest", "Completion", kJson, kEvents}},
+      {"/v1/chat/completions", {"ChatRequest", "ChatCompletion", kJson, kEvents}},
+      {"/v1/responses", {"ResponsesRequest", "Response", kJson, kEvents}},
+      {"/v1/responses/{id}", {nullptr, "Response"}},
+      {"DELETE /v1/responses/{id}", {nullptr, "Deleted"}},
+      {"/v1/responses/{id}/input_items", {nullptr, "ResponseItems"}},
+      {"/v1/messages", {"MessagesRequest", "AnthropicReply", kJson, kEvents}},
+      {"/v1/messages/count_tokens", {"CountTokensRequest", "TokenCount"}},
+      {"/api/chat", {"OllamaChatRequest", "OllamaReply", kJson, "application/x-ndjson"}},
+      {"/api/generate", {"OllamaGenerateRequest", "OllamaReply", kJson, "application/x-ndjson"}},
+      {"/api/tags", {nullptr, "OllamaModels"}},
+      {"/api/ps", {nullptr, "OllamaModels"}},
+      {"/api/show", {"OllamaShowRequest", "OllamaShow"}},
+      {"/api/version", {nullptr, "OllamaVersion"}},
+      {"/v1/embeddings", {"EmbeddingsRequest", "Embeddings"}},
+      {"/api/embed", {"OllamaEmbedRequest", "OllamaEmbeddings"}},
+      {"POST /v1/files", {nullptr, "File"}},
+      {"/v1/files", {nullptr, "FileList"}},
+      {"/v1/files/{id}", {nullptr, "File"}},
+      {"DELETE /v1/files/{id}", {nullptr, "Deleted"}},
+      {"/v1/files/{id}/content", {nullptr, nullptr, "application/octet-stream"}},
+      {"POST /v1/batches", {"BatchRequest", "Batch"}},
+      {"/v1/batches", {nullptr, "BatchList"}},
+      {"/v1/batches/{id}", {nullptr, "Batch"}},
+      {"/v1/batches/{id}/cancel", {nullptr, "Batch"}},
+      {"/completion", {"LlamaCppRequest", "LlamaCppReply", kJson, kEvents}},
+      {"/apply-template", {"ApplyTemplateRequest", "AppliedTemplate"}},
       {"/v1/models", {nullptr, "ModelList"}},
       {"/v1/models/{id}", {nullptr, "Model"}},
       {"/tokenize", {"TokenizeRequest", "Tokens"}},
@@ -49,9 +81,20 @@ Json ref(const char* name) { return {{"$ref", std::string("#/components/schemas/
 
 Json json_content(const char* schema) { return {{"application/json", {{"schema", ref(schema)}}}}; }
 
+const char* error_schema(const Route& route) {
+  if (route.error_body == anthropic_error) return "AnthropicError";
+  return route.error_body == ollama_error ? "OllamaError" : "Error";
+}
+
+std::string lower_case(std::string text) {
+  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
+
 void add_errors(const Route& route, const Bodies& bodies, Json& responses) {
   const auto add = [&](const char* status, const char* text) {
-    if (!responses.contains(status)) responses[status] = {{"description", text}, {"content", json_content("Error")}};
+    if (!responses.contains(status))
+      responses[status] = {{"description", text}, {"content", json_content(error_schema(route))}};
   };
   if (bodies.request || route.path.find("passkey") != std::string::npos) {
     add("400", "The request is not valid");
@@ -66,13 +109,19 @@ void add_errors(const Route& route, const Bodies& bodies, Json& responses) {
     add("429", "The queue is full; see Retry-After");
     add("500", "The engine failed on this request");
   }
+  if (route.path.starts_with("/v1/files") || route.path.starts_with("/v1/batches")) {
+    add("400", "The request is not valid");
+    add("413", "The body is too large");
+    add("415", "The body is compressed");
+    add("501", "The server has no --batch-dir");
+  }
   if (route.needs_model || route.admits_work) add("503", "Loading, draining or overloaded");
 }
 
 Json operation(const Route& route, const Bodies& bodies) {
   Json op;
   op["summary"] = route.summary;
-  std::string id = route.method == "GET" ? "get" : "post";
+  std::string id = lower_case(route.method);
   for (const char c : route.path) id += c == '/' || c == '{' || c == '}' || c == '.' ? '_' : c;
   op["operationId"] = id;
   if (route.path.find("{id}") != std::string::npos) {
@@ -88,9 +137,7 @@ Json operation(const Route& route, const Bodies& bodies) {
   } else {
     content = {{bodies.content_type, {{"schema", {{"type", "string"}}}}}};
   }
-  if (route.admits_work && route.path.find("completions") != std::string::npos) {
-    content["text/event-stream"] = {{"schema", {{"type", "string"}}}};
-  }
+  if (bodies.stream_type) content[bodies.stream_type] = {{"schema", {{"type", "string"}}}};
   Json responses;
   responses["200"] = {{"description", "OK"}, {"content", std::move(content)}};
   if (route.path == "/health" || route.path == "/readyz") {
@@ -107,9 +154,10 @@ Json operation(const Route& route, const Bodies& bodies) {
 std::string openapi_document(const std::string& version) {
   Json paths = Json::object();
   for (const Route& route : all_routes()) {
-    const auto it = bodies_by_path().find(route.path);
+    auto it = bodies_by_path().find(route.method + " " + route.path);
+    if (it == bodies_by_path().end()) it = bodies_by_path().find(route.path);
     if (it == bodies_by_path().end()) continue;  // the built-in page
-    paths[route.path][route.method == "GET" ? "get" : "post"] = operation(route, it->second);
+    paths[route.path][lower_case(route.method)] = operation(route, it->second);
   }
   Json document;
   document["openapi"] = "3.1.0";
@@ -122,6 +170,7 @@ std::string openapi_document(const std::string& version) {
   Json schemas = Json::parse(openapi_schemas());
   schemas["CompletionRequest"] = fields_schema(generation_fields(), kInCompletions);
   schemas["ChatRequest"] = fields_schema(generation_fields(), kInChat);
+  schemas.update(Json::parse(openapi_dialect_schemas()));
   document["components"] = {{"schemas", std::move(schemas)},
                             {"securitySchemes",
                              {{"bearer", {{"type", "http"}, {"scheme", "bearer"}}},

@@ -9,5 +9,6 @@ std::string openapi_document(const std::string& version);
 
 // Component schemas as JSON text, by name.
 const char* openapi_schemas();
+const char* openapi_dialect_schemas();
 
 }  // namespace bam

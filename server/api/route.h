@@ -17,7 +17,7 @@ enum class Access : uint8_t { kPublic, kKey, kAdmin };
 enum class RunOn : uint8_t { kLoop, kWorker, kSlow };
 
 struct Route {
-  std::string method;  // GET (answers HEAD too) or POST
+  std::string method;  // GET (answers HEAD too), POST or DELETE
   std::string path;    // "/v1/models/{id}": the braces match one path segment
   Handler handler = nullptr;
   Access access = Access::kKey;
@@ -25,6 +25,8 @@ struct Route {
   bool needs_model = false;  // 503 while the model is loading
   bool admits_work = false;  // 503 while draining
   std::string summary;       // for /openapi.json
+  // How an API other than OpenAI's spells an error; null: {"error": {…}}.
+  std::string (*error_body)(const ApiError& error) = nullptr;
 };
 
 // Every route of the server; /openapi.json is made from it.

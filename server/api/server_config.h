@@ -28,6 +28,7 @@ struct ServerConfig {
   uint64_t max_unsent_bytes = 256ull << 10;  // per stream; nothing is computed for a reader that is further behind
   double ping_interval_s = 10;
   int io_threads = 2;
+  std::string batch_dir;  // of files and batches; empty: there are none
   bool vllm_metrics = false;
   bool log_prompts = false;
 };

@@ -15,6 +15,7 @@
 #include "server/api/live_jobs.h"
 #include "server/api/metrics.h"
 #include "server/api/openai_api.h"
+#include "server/api/response_store.h"
 #include "server/api/server_config.h"
 #include "server/grammar/vocabulary.h"
 #include "server/jinja/chat_template.h"
@@ -22,6 +23,7 @@
 namespace bam {
 
 struct ServerContext;
+class BatchStore;
 
 // Everything about the loaded model that handlers need. Immutable once published.
 struct ServingModel {
@@ -59,6 +61,8 @@ struct ServerContext {
   std::string props_json;  // resolved configuration, secrets masked
   HttpMetrics metrics;
   LiveJobs jobs;
+  ResponseStore responses;
+  std::shared_ptr<BatchStore> batches;  // null without --batch-dir
   std::atomic<bool> draining{false};
   std::atomic<const ServingModel*> model{nullptr};  // null while loading
   const std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();

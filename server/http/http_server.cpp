@@ -148,9 +148,9 @@ void dispatch(HttpContext& context, const std::shared_ptr<Exchange>& exchange) {
 // Routes of OpenAI's API that this server is not built with: a client hears so instead of looking for a typing error.
 bool is_unbuilt_route(std::string_view path) {
   if (path.starts_with("/v1/")) path.remove_prefix(3);
-  constexpr std::string_view kNames[] = {"/embeddings", "/responses",   "/moderations", "/rerank",       "/files",
-                                         "/batches",    "/fine_tuning", "/audio",       "/images",       "/assistants",
-                                         "/threads",    "/uploads",     "/realtime",    "/vector_stores"};
+  constexpr std::string_view kNames[] = {"/moderations", "/rerank",  "/files",    "/batches",
+                                         "/fine_tuning", "/audio",   "/images",   "/assistants",
+                                         "/threads",     "/uploads", "/realtime", "/vector_stores"};
   return std::any_of(std::begin(kNames), std::end(kNames), [path](std::string_view name) {
     return path.starts_with(name) && (path.size() == name.size() || path[name.size()] == '/');
   });
@@ -174,8 +174,8 @@ std::optional<ApiError> site_error(const HttpContext& context, const Exchange& e
   const bool acts = exchange.method != "GET" && exchange.method != "HEAD" && exchange.method != "OPTIONS";
   const std::string& origin = exchange.header("origin");
   if (acts && is_foreign_origin(origin, host, context.config.cors_origins)) {
-    return forbidden_site(fmt::format(
-        "Pages of {} may not use this server; --cors-origins names those that may.", origin.substr(0, 200)));
+    return forbidden_site(fmt::format("Pages of {} may not use this server; --cors-origins names those that may.",
+                                      origin.substr(0, 200)));
   }
   return std::nullopt;
 }

@@ -58,8 +58,8 @@ class Oracle:
             out[:, h] = weights / weights.sum(-1, keepdims=True) @ v[:, h]
         return out.reshape(rows, heads * dim) @ get("wo.weight").T
 
-    def distributions(self, tokens):
-        """Row i: log p of every token after tokens[:i + 1]."""
+    def hidden(self, tokens):
+        """Row i: what stands behind the final norm at tokens[i]."""
         w = self.weights
         x = w["tok_embeddings.weight"][tokens]
         for layer in range(self.config["num_hidden_layers"]):
@@ -68,8 +68,13 @@ class Oracle:
             y = self.norm(x, w[f"{prefix}.ffn_norm.weight"])
             gate, up = y @ w[f"{prefix}.feed_forward.w1.weight"].T, y @ w[f"{prefix}.feed_forward.w3.weight"].T
             x = x + (gate / (1 + np.exp(-gate)) * up) @ w[f"{prefix}.feed_forward.w2.weight"].T
+        return self.norm(x, w["norm.weight"])
+
+    def distributions(self, tokens):
+        """Row i: log p of every token after tokens[:i + 1]."""
+        w = self.weights
         head = w["tok_embeddings.weight"] if self.config.get("tie_word_embeddings") else w["output.weight"]
-        logits = self.norm(x, w["norm.weight"]) @ head.T
+        logits = self.hidden(tokens) @ head.T
         logits -= logits.max(-1, keepdims=True)
         return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 

@@ -16,6 +16,19 @@ LONG = {"prompt": "The grass is", "max_tokens": 1500, "ignore_eos": True}
 ENDPOINTS = [
     ("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1}, "choices"),
     ("POST", "/v1/chat/completions", {**CHAT, "max_tokens": 1}, "choices"),
+    ("POST", "/v1/responses", {"input": "x", "max_output_tokens": 1}, "output"),
+    ("POST", "/v1/messages", {**CHAT, "max_tokens": 1}, "content"),
+    ("POST", "/v1/messages/count_tokens", CHAT, "input_tokens"),
+    ("POST", "/v1/embeddings", {"input": "x"}, "data"),
+    ("POST", "/api/chat", {**CHAT, "stream": False, "options": {"num_predict": 1}}, "message"),
+    ("POST", "/api/generate", {"prompt": "x", "stream": False, "options": {"num_predict": 1}}, "response"),
+    ("POST", "/api/embed", {"input": "x"}, "embeddings"),
+    ("POST", "/api/show", {"model": "test"}, "details"),
+    ("GET", "/api/tags", None, "models"),
+    ("GET", "/api/ps", None, "models"),
+    ("GET", "/api/version", None, "version"),
+    ("POST", "/completion", {"prompt": "x", "n_predict": 1}, "content"),
+    ("POST", "/apply-template", CHAT, "prompt"),
     ("POST", "/tokenize", {"prompt": "x"}, "tokens"),
     ("POST", "/detokenize", {"tokens": [5]}, "prompt"),
     ("POST", "/v1/selftest/passkey", {"length": 256, "depths": [0.5]}, None),
@@ -144,7 +157,7 @@ class Section2(bamtest.ServerTest):
 
     def test_2_1_openapi_lists_every_endpoint(self):
         paths = self.server.get("/openapi.json").json()["paths"]
-        for method, path, _, _ in ENDPOINTS[:18]:
+        for method, path, _, _ in ENDPOINTS[:31]:
             path = path.replace("/models/test", "/models/{id}")
             self.assertIn(method.lower(), paths[path], path)
         self.assertIn("post", paths["/v1/requests/{id}/cancel"])
@@ -320,7 +333,7 @@ class Section2(bamtest.ServerTest):
         self.refused(wrong, 405)
         self.assertIn("POST", wrong.headers["allow"])
         self.refused(self.server.post("/v1/completions", b'{"prompt": "' + b"x" * (1 << 20) + b'"}'), 413, "body_too_large")
-        self.refused(self.server.post("/v1/embeddings", {"input": "x"}), 501, "not_built")
+        self.refused(self.server.post("/v1/moderations", {"input": "x"}), 501, "not_built")
 
     def test_2_5_json_is_bounded(self):
         for body in (b"", b"[]", b"{", b'"x"', b'{"prompt": "\xff"}', b'{"a":' * 40 + b"1" + b"}" * 40, b"[" * 100000):

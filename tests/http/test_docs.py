@@ -29,7 +29,8 @@ class Documentation(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
-        cls.server = bamtest.Server("--served-model-name", "demo", "--admin-key", "ADMIN", "--kv-dir", cls.folder.name)
+        cls.server = bamtest.Server("--served-model-name", "demo", "--admin-key", "ADMIN", "--kv-dir", cls.folder.name,
+                                    "--batch-dir", cls.folder.name)
         cls.base = f"http://127.0.0.1:{cls.server.port}"
 
     @classmethod
@@ -41,6 +42,7 @@ class Documentation(unittest.TestCase):
         count = 0
         prompt = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. " * 20
         (pathlib.Path(self.folder.name) / "handbook.json").write_text(json.dumps({"name": "handbook", "prompt": prompt}))
+        (pathlib.Path(self.folder.name) / "requests.jsonl").write_text(json.dumps({"custom_id": "1", "url": "/v1/completions", "body": {"prompt": "x"}}))
         self.assertEqual(self.server.complete(prompt, max_tokens=1).status, 200)
         for block in blocks("bash"):
             for words in self.commands(block):

@@ -44,7 +44,7 @@ class Errors(bamtest.ServerTest):
     def test_unknown_model_and_route(self):
         self.expect(self.server.complete(model="nope"), 404, code="model_not_found")
         self.expect(self.server.get("/v1/nothing"), 404)
-        for path in ("/v1/embeddings", "/embeddings", "/v1/audio/speech"):
+        for path in ("/v1/moderations", "/moderations", "/v1/audio/speech"):
             self.expect(self.server.post(path, {"input": "x"}), 501, code="not_built")
         self.expect(self.server.post("/v1/embeddings2", {}), 404)
         self.expect(self.server.post("/v1/requests/nothing/cancel", {}), 404, code="request_not_found")

@@ -20,10 +20,21 @@ TEXT = ("There is an important info hidden inside a lot of irrelevant text. Find
 
 @unittest.skipIf(numpy_oracle is None, "SKIPPED: numpy is missing (apt-get install python3-numpy)")
 class Scoring(unittest.TestCase):
+    def compare_embeddings(self, server, oracle, tolerance):
+        tokens = server.post("/tokenize", {"prompt": TEXT}).json()["tokens"]
+        rows = oracle.hidden(tokens)
+        for pooling, row in (("mean", rows.mean(0)), ("last", rows[-1])):
+            body = {"input": tokens, "pooling": pooling}
+            unit = server.post("/v1/embeddings", body).json()["data"][0]["embedding"]
+            length = float((row * row).sum()) ** 0.5
+            for got, expected in zip(unit, row / length, strict=True):
+                self.assertAlmostEqual(got, expected, delta=tolerance)
+
     def compare(self, folder, tolerance):
         server = bamtest.Server("--dtype", "f32", "--kv-dtype", "f32", model=folder)
         try:
             oracle = numpy_oracle.Oracle(folder)
+            self.compare_embeddings(server, oracle, tolerance)
             prompts = []
             for text in (TEXT, TEXT[40:], "a"):
                 prompts.append(server.post("/tokenize", {"prompt": text}).json()["tokens"])

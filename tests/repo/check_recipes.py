@@ -17,6 +17,7 @@ COMPLETE = {
     "A flag": ("app", "server", "engine"),
     "A request field": ("server",),
     "An endpoint": ("server",),
+    "A dialect": ("server",),
     "A metric": (),
     "A position encoding": (),
     "A KV format": (),

@@ -1,0 +1,227 @@
+#include "server/api/batch_runner.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <random>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "server/api/route.h"
+
+namespace bam {
+
+namespace {
+
+constexpr std::array<std::string_view, 4> kUrls = {"/v1/chat/completions", "/v1/completions", "/v1/embeddings",
+                                                   "/v1/responses"};
+
+std::string new_request_id() {
+  thread_local std::mt19937_64 random{std::random_device{}()};
+  return fmt::format("batch_req_{:016x}{:016x}", random(), random());
+}
+
+const Route* route_of(const std::string& url) {
+  for (const Route& route : all_routes()) {
+    if (route.method == "POST" && route.path == url) return &route;
+  }
+  return nullptr;
+}
+
+std::string result_line(const std::string& custom_id, const std::string& request_id, int status,
+                        std::string_view body) {
+  return fmt::format(
+      R"({{"id":{},"custom_id":{},"response":{{"status_code":{},"request_id":{},"body":{}}},"error":null}})",
+      dump_json_string(request_id), dump_json_string(custom_id), status, dump_json_string(request_id), body);
+}
+
+}  // namespace
+
+// Nobody waits at the other end of it, and nobody leaves.
+class BatchRunner::OfflineCall final : public Call {
+ public:
+  OfflineCall(BatchRunner& runner, Line line) : runner_(runner), queue_(runner.queue_), line_(std::move(line)) {}
+
+  const std::string& header(const std::string&) const override {
+    static const std::string none;
+    return none;
+  }
+  bool is_open() const override { return true; }
+  void post(std::function<void()> task) override { queue_->push(std::move(task)); }
+  uint64_t on_close(std::function<void()>) override { return 1; }
+  void forget(uint64_t) override {}
+  void drop_body() override { std::string().swap(body); }
+  using Call::reply;
+  void reply(HttpReply reply) override {
+    if (answered_.exchange(true)) return;
+    queue_->push([this, self = shared_from_this(), reply = std::move(reply)]() mutable {
+      runner_.finish(std::move(line_), std::move(reply));
+    });
+  }
+  // Long replies come in pieces.
+  std::shared_ptr<ReplyStream> open_stream(ReplyStream::Head, ReplyStream::Callbacks) override {
+    return std::make_shared<Pieces>(std::static_pointer_cast<OfflineCall>(shared_from_this()));
+  }
+
+ private:
+  class Pieces final : public ReplyStream {
+   public:
+    explicit Pieces(std::shared_ptr<OfflineCall> call) : call_(std::move(call)) {}
+    void send(std::string bytes) override { text_ += bytes; }
+    bool is_full() const override { return false; }
+    void close() override {
+      if (const auto call = std::exchange(call_, nullptr)) call->reply(HttpReply{.body = std::move(text_)});
+    }
+
+   private:
+    std::shared_ptr<OfflineCall> call_;
+    std::string text_;
+  };
+
+  BatchRunner& runner_;  // in tasks of the queue only
+  const std::shared_ptr<Queue> queue_;
+  Line line_;
+  std::atomic<bool> answered_{false};
+};
+
+BatchRunner::BatchRunner(ServerContext& context, Caller caller, size_t max_in_flight)
+    : context_(context), caller_(std::move(caller)), max_in_flight_(max_in_flight) {}
+
+bool BatchRunner::is_batch_url(const std::string& url) {
+  return std::find(kUrls.begin(), kUrls.end(), url) != kUrls.end();
+}
+
+void BatchRunner::Queue::push(std::function<void()> task) {
+  const std::lock_guard lock(mutex);
+  tasks.push_back(std::move(task));
+  changed.notify_one();
+}
+
+bool BatchRunner::Queue::is_stopping() {
+  const std::lock_guard lock(mutex);
+  return stopping;
+}
+
+void BatchRunner::stop() {
+  {
+    const std::lock_guard lock(queue_->mutex);
+    queue_->stopping = true;
+  }
+  queue_->push([this] {
+    for (const std::string& id : in_flight_) {
+      if (const auto job = context_.jobs.find(caller_.tenant, id)) job->cancel();
+    }
+  });
+}
+
+void BatchRunner::run_task(std::optional<Clock::time_point> until) {
+  std::function<void()> task;
+  {
+    std::unique_lock lock(queue_->mutex);
+    const auto ready = [this] { return !queue_->tasks.empty(); };
+    if (until) {
+      if (!queue_->changed.wait_until(lock, *until, ready)) return;
+    } else {
+      queue_->changed.wait(lock, ready);
+    }
+    task = std::move(queue_->tasks.front());
+    queue_->tasks.pop_front();
+  }
+  task();
+}
+
+void BatchRunner::run(const std::function<std::optional<std::string>()>& next,
+                      const std::function<void(Result)>& done) {
+  done_ = done;
+  bool more = true;
+  while (true) {
+    const bool stopped = queue_->is_stopping();
+    while (!stopped && in_flight_.size() < max_in_flight_ && Clock::now() >= hold_until_ && (more || !again_.empty())) {
+      if (!again_.empty()) {
+        Line line = std::move(again_.front());
+        again_.pop_front();
+        submit(std::move(line));
+        continue;
+      }
+      const std::optional<std::string> text = next();
+      more = text.has_value();
+      if (text) start(*text);
+    }
+    const bool waits = !stopped && (more || !again_.empty());
+    if (in_flight_.empty() && !waits) return;
+    run_task(waits && Clock::now() < hold_until_ ? std::optional(hold_until_) : std::nullopt);
+  }
+}
+
+// A line that cannot be read has its result at once.
+void BatchRunner::start(const std::string& text) {
+  Line line;
+  const auto refuse = [&](const std::string& why) {
+    const ApiError error = ApiError::invalid(why);
+    done_({line.custom_id, false, result_line(line.custom_id, new_request_id(), error.status, error.to_json())});
+  };
+  auto json = parse_json(text);
+  if (!json) return refuse(json.error().what());
+  if (!json->is_object()) return refuse("a line must be an object");
+  FieldReader in(*json);
+  line.custom_id = in.text("custom_id", 512).value_or("");
+  if (in.ok() && line.custom_id.empty()) in.fail("custom_id", "'custom_id' is missing.");
+  if (in.ok() && in.text("method", 16).value_or("POST") != "POST") in.fail("method", "'method' must be POST.");
+  line.url = in.text("url", 256).value_or("");
+  if (in.ok() && !is_batch_url(line.url)) {
+    in.fail("url", fmt::format("'url' must be one of {}.", fmt::join(kUrls, ", ")));
+  }
+  const Json* given = in.object("body");
+  if (in.ok() && !given) in.fail("body", "'body' is missing.");
+  if (in.ok() && given->value("stream", Json()) == true)
+    in.fail("body.stream", "'body.stream' must be false: a line gets one reply.");
+  if (!in.ok()) return refuse(in.error().message);
+  Json body = *given;
+  // Behind everybody who waits at a connection.
+  if (!body.contains("priority") || body["priority"].is_null()) body["priority"] = context_.config.max_priority;
+  body.erase("request_id");  // custom_id is what tells lines apart
+  line.body = dump_json(body);
+  submit(std::move(line));
+}
+
+void BatchRunner::submit(Line line) {
+  line.id = new_request_id();
+  auto call = std::make_shared<OfflineCall>(*this, line);
+  call->route = route_of(line.url);
+  call->method = "POST";
+  call->path = line.url;
+  call->request_id = line.id;
+  call->caller = caller_;
+  call->body = std::move(line.body);
+  in_flight_.insert(line.id);
+  try {
+    call->route->handler(context_, call);
+  } catch (const std::exception& error) {
+    log::error("batch {}: {}", call->path, error.what());
+    call->reply(ApiError::internal("The request failed inside the server."));
+  }
+}
+
+void BatchRunner::finish(Line line, HttpReply reply) {
+  in_flight_.erase(line.id);
+  const bool stopping = queue_->is_stopping();
+  if (reply.status == 429 || (reply.status == 503 && !stopping)) {
+    int64_t seconds = 1;
+    for (const auto& [name, value] : reply.headers) {
+      if (name == "retry-after") seconds = std::clamp<int64_t>(std::strtoll(value.c_str(), nullptr, 10), 1, 30);
+    }
+    hold_until_ = Clock::now() + std::chrono::seconds(seconds);
+    again_.push_back(std::move(line));
+    return;
+  }
+  const bool cut_off =
+      reply.status >= 500 || reply.status == 408 || reply.body.find(R"("finish_reason":"abort")") != std::string::npos;
+  if (stopping && cut_off) return;
+  done_({line.custom_id, reply.status == 200, result_line(line.custom_id, line.id, reply.status, reply.body)});
+}
+
+}  // namespace bam

@@ -1,0 +1,65 @@
+#include "server/api/dialect.h"
+
+#include <fmt/format.h>
+
+#include "server/api/completions.h"
+#include "server/api/json_body.h"
+
+namespace bam {
+
+ApiError Dialect::in_own_words(ApiError error) const {
+  for (const auto& [from, to] : renamed) {
+    const auto names = [&from](std::string_view text) {
+      return text.starts_with(from) &&
+             (text.size() == from.size() || text[from.size()] == '[' || text[from.size()] == '.');
+    };
+    if (names(error.param)) error.param.replace(0, from.size(), to);
+    const std::string quoted = "'" + from;
+    for (size_t at = error.message.find(quoted); at != std::string::npos; at = error.message.find(quoted, at + 1)) {
+      const size_t end = error.message.find('\'', at + 1);
+      if (names(std::string_view(error.message).substr(at + 1, end - at - 1))) {
+        error.message.replace(at + 1, from.size(), to);
+      }
+    }
+  }
+  return error;
+}
+
+Json take(Json& object, const char* key) {
+  const auto it = object.find(key);
+  if (it == object.end()) return Json();
+  Json value = std::move(*it);
+  object.erase(it);
+  return value;
+}
+
+void rename(Json& object, const char* from, const char* to) {
+  Json value = take(object, from);
+  if (!value.is_null()) object[to] = std::move(value);
+}
+
+std::string named_event(std::string_view type, const Json& data) {
+  return fmt::format("event: {}\ndata: {}\n\n", type, dump_json(data));
+}
+
+std::optional<Json> read_body(Call& call) {
+  auto json = parse_json_object(call.body);
+  call.drop_body();
+  if (json) return *std::move(json);
+  call.reply(json.error());
+  return std::nullopt;
+}
+
+std::vector<ReplyPart> parts_of(const ChoiceReply& choice) {
+  std::vector<ReplyPart> parts;
+  if (!choice.text.empty() || choice.tool_calls.empty()) parts.push_back({std::string(choice.text), std::nullopt});
+  for (const ToolCallDelta& call : choice.tool_calls) parts.push_back({{}, call});
+  return parts;
+}
+
+Json arguments_of(const ToolCallDelta& call) {
+  auto parsed = parse_json(call.arguments);
+  return parsed && parsed->is_object() ? *std::move(parsed) : Json::object();
+}
+
+}  // namespace bam

@@ -1,0 +1,311 @@
+// Ollama's /api: https://github.com/ollama/ollama/blob/main/docs/api.md
+#include <algorithm>
+#include <ctime>
+#include <utility>
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include "models/model_config.h"
+#include "server/api/dialect.h"
+#include "server/api/dialect_ollama.h"
+#include "server/api/handlers.h"
+
+namespace bam {
+
+namespace {
+
+std::string utc_time(int64_t unix_seconds) {
+  return fmt::format("{:%Y-%m-%dT%H:%M:%S}Z", fmt::gmtime(static_cast<std::time_t>(unix_seconds)));
+}
+
+int64_t nanoseconds(Clock::duration time) { return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count(); }
+
+// "demo:latest" is "demo".
+void translate_model(Json& body) {
+  const auto model = body.find("model");
+  if (model == body.end() || !model->is_string()) return;
+  std::string& name = model->get_ref<std::string&>();
+  if (name.ends_with(":latest")) name.resize(name.size() - std::string_view(":latest").size());
+}
+
+// `options` move up, under the names that this server has for them.
+std::optional<ApiError> translate_options(Json& body) {
+  Json options = take(body, "options");
+  if (options.is_null()) return std::nullopt;
+  if (!options.is_object()) return ApiError::invalid("'options' must be an object.", "options");
+  // How Ollama should run a model is decided here by the server's flags.
+  for (const char* key : {"num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "use_mmap",
+                          "use_mlock", "numa", "low_vram", "f16_kv", "vocab_only"}) {
+    options.erase(key);
+  }
+  Json limit = take(options, "num_predict");
+  // −1: until the model stops, −2: until the context is full.
+  if (limit.is_number() && limit < 0) {
+    limit = Json();
+  } else if (!limit.is_null()) {
+    body["max_tokens"] = std::move(limit);
+  }
+  for (const auto& [key, value] : options.items()) body[key] = value;
+  return std::nullopt;
+}
+
+std::optional<ApiError> translate_format(Json& body) {
+  Json format = take(body, "format");
+  if (format.is_null() || format == "") return std::nullopt;
+  if (format == "json") {
+    body["response_format"] = {{"type", "json_object"}};
+  } else if (format.is_object()) {
+    body["response_format"] = {{"type", "json_schema"}, {"json_schema", {{"schema", std::move(format)}}}};
+  } else {
+    return ApiError::invalid("'format' must be \"json\" or a JSON schema.", "format");
+  }
+  return std::nullopt;
+}
+
+// Ollama's calls have no ids and no types, and a tool's answer names the tool.
+std::optional<ApiError> translate_messages(Json& body) {
+  const auto messages = body.find("messages");
+  if (messages == body.end() || !messages->is_array()) return std::nullopt;  // the parser says what is wrong
+  for (size_t i = 0; i < messages->size(); ++i) {
+    Json& message = (*messages)[i];
+    if (!message.is_object()) continue;
+    if (Json images = take(message, "images"); images.is_array() && !images.empty()) {
+      return ApiError::invalid(fmt::format("'messages[{}].images': this model reads text only.", i),
+                               fmt::format("messages[{}].images", i));
+    }
+    message.erase("thinking");
+    rename(message, "tool_name", "name");
+  }
+  return std::nullopt;
+}
+
+class OllamaWriter final : public ReplyWriter {
+ public:
+  OllamaWriter(const ReplyMeta& meta, bool chat) : meta_(meta), chat_(chat) {}
+
+  const char* stream_type() const override { return "application/x-ndjson"; }
+  std::string begin(int32_t, const Usage&) override {
+    first_ = Clock::now();
+    return {};
+  }
+
+  std::string delta(int32_t, const ChoiceDelta& delta, const Usage&, const std::vector<int32_t>*) override {
+    std::string out;
+    if (!delta.text.empty()) out += line(content(delta.text, {}));
+    // Arguments are an object here, so a call is told when it is whole.
+    for (const ToolCallDelta& call : delta.tool_calls) {
+      if (!call.name.empty() && !calling_.name.empty()) out += whole_call();
+      if (!call.name.empty()) calling_ = call;
+      if (call.name.empty()) calling_.arguments += call.arguments;
+    }
+    return out;
+  }
+
+  std::string finish(int32_t, const char* reason, const StopReason&, const Usage&) override {
+    reason_ = reason;
+    return calling_.name.empty() ? std::string() : whole_call();
+  }
+  std::string end(const Usage& usage) override { return line(done(content("", {}), usage)); }
+  std::string error(const ApiError& error) override { return ollama_error(error) + "\n"; }
+
+  TextSource reply(std::vector<ChoiceReply> choices, const Usage& usage) override {
+    return [this, choice = choices.front(), usage](std::string& out) {
+      reason_ = choice.finish_reason;
+      out += dump_json(done(content(std::string(choice.text), choice.tool_calls), usage));
+      return false;
+    };
+  }
+
+ private:
+  static std::string line(const Json& json) { return dump_json(json) + "\n"; }
+  std::string whole_call() {
+    const ToolCallDelta call = std::exchange(calling_, {});
+    return line(content("", std::span(&call, 1)));
+  }
+
+  Json content(std::string text, std::span<const ToolCallDelta> calls) const {
+    Json json = {{"model", meta_.model}, {"created_at", utc_time(meta_.created)}};
+    if (!chat_) {
+      json["response"] = std::move(text);
+    } else {
+      json["message"] = {{"role", "assistant"}, {"content", std::move(text)}};
+      for (const ToolCallDelta& call : calls) {
+        json["message"]["tool_calls"].push_back(
+            {{"function", {{"name", call.name}, {"arguments", arguments_of(call)}}}});
+      }
+    }
+    json["done"] = false;
+    return json;
+  }
+  Json done(Json json, const Usage& usage) const {
+    const Clock::time_point now = Clock::now(), first = first_ == Clock::time_point() ? now : first_;
+    json["done"] = true;
+    json["done_reason"] = reason_ == "length" ? "length" : "stop";
+    json["total_duration"] = nanoseconds(now - meta_.started);
+    json["load_duration"] = 0;
+    json["prompt_eval_count"] = usage.prompt_tokens;
+    json["prompt_eval_duration"] = nanoseconds(first - meta_.started);
+    json["eval_count"] = usage.completion_tokens;
+    json["eval_duration"] = nanoseconds(now - first);
+    return json;
+  }
+
+  const ReplyMeta meta_;
+  const bool chat_;
+  Clock::time_point first_;
+  ToolCallDelta calling_;
+  std::string reason_;
+};
+
+void start(ServerContext& context, CallPtr call, const Json& body, ApiKind kind, bool chat) {
+  start_dialect(context, std::move(call), body, kind,
+                {.id_prefix = "ollama-",
+                 .make_writer = [chat](const ReplyMeta& meta) { return std::make_unique<OllamaWriter>(meta, chat); },
+                 .renamed = {{"max_tokens", "options.num_predict"}, {"response_format", "format"}}});
+}
+
+// Ollama's clients load a model by asking for nothing.
+void reply_loaded(const ServerContext& context, Call& call, bool chat) {
+  Json json = {{"model", context.config.served_model_names.front()}, {"created_at", utc_time(std::time(nullptr))}};
+  if (chat) {
+    json["message"] = {{"role", "assistant"}, {"content", ""}};
+  } else {
+    json["response"] = "";
+  }
+  json["done"] = true;
+  json["done_reason"] = "load";
+  call.reply_json(dump_json(json));
+}
+
+bool asks_nothing(const Json& body, const char* key) {
+  const auto it = body.find(key);
+  return it == body.end() || it->is_null() || it->empty() || *it == "";
+}
+
+Json details(const ServingModel& model) {
+  const double millions = static_cast<double>(model.num_parameters) / 1e6;
+  return {
+      {"parent_model", ""},
+      {"format", "safetensors"},
+      {"family", "bam"},
+      {"families", {"bam"}},
+      {"parameter_size", millions >= 1000 ? fmt::format("{:.1f}B", millions / 1000) : fmt::format("{:.1f}M", millions)},
+      {"quantization_level", model.weight_dtype}};
+}
+
+Json model_entry(const ServingModel& model, const std::string& name) {
+  return {{"name", name},
+          {"model", name},
+          {"modified_at", utc_time(model.created)},
+          {"size", model.weight_bytes},
+          {"digest", model.system_fingerprint},
+          {"details", details(model)}};
+}
+
+}  // namespace
+
+std::optional<ApiError> translate_ollama(Json& body) {
+  translate_model(body);
+  if (auto error = translate_options(body)) return error;
+  if (auto error = translate_format(body)) return error;
+  if (const Json thinks = take(body, "think"); !thinks.is_null() && thinks != false) {
+    return ApiError::invalid("'think' is not supported: BAM models have no thoughts apart from their text.", "think");
+  }
+  body.erase("keep_alive");
+  if (!body.contains("stream") || body["stream"].is_null()) body["stream"] = true;
+  if (body.contains("n") && body["n"] != 1) return ApiError::invalid("'n' is not supported here.", "n");
+  return std::nullopt;
+}
+
+std::string ollama_error(const ApiError& error) { return dump_json({{"error", error.message}}); }
+
+void handle_ollama_chat(ServerContext& context, CallPtr call) {
+  auto body = read_body(*call);
+  if (!body) return;
+  if (asks_nothing(*body, "messages")) return reply_loaded(context, *call, true);
+  if (const auto error = translate_ollama(*body)) return call->reply(*error);
+  if (const auto error = translate_messages(*body)) return call->reply(*error);
+  start(context, std::move(call), *body, ApiKind::kChat, true);
+}
+
+void handle_ollama_generate(ServerContext& context, CallPtr call) {
+  const ServingModel& model = *context.model.load(std::memory_order_acquire);
+  auto body = read_body(*call);
+  if (!body) return;
+  if (asks_nothing(*body, "prompt")) return reply_loaded(context, *call, false);
+  if (const auto error = translate_ollama(*body)) return call->reply(*error);
+  for (const char* key : {"template", "context", "images"}) {
+    if (const Json value = take(*body, key); !value.is_null() && !value.empty() && value != "") {
+      return call->reply(ApiError::invalid(fmt::format("'{}' is not supported.", key), key));
+    }
+  }
+  const Json raw = take(*body, "raw");
+  Json system = take(*body, "system");
+  if (raw == true || !model.chat_template) {
+    return start(context, std::move(call), *body, ApiKind::kCompletion, false);
+  }
+  Json messages = Json::array();
+  if (system.is_string() && system != "") messages.push_back({{"role", "system"}, {"content", std::move(system)}});
+  messages.push_back({{"role", "user"}, {"content", take(*body, "prompt")}});
+  (*body)["messages"] = std::move(messages);
+  start(context, std::move(call), *body, ApiKind::kChat, false);
+}
+
+void handle_ollama_tags(ServerContext& context, CallPtr call) {
+  const ServingModel& model = *context.model.load(std::memory_order_acquire);
+  Json models = Json::array();
+  for (const std::string& name : context.config.served_model_names) models.push_back(model_entry(model, name));
+  call->reply_json(dump_json({{"models", std::move(models)}}));
+}
+
+void handle_ollama_running(ServerContext& context, CallPtr call) {
+  const ServingModel& model = *context.model.load(std::memory_order_acquire);
+  Json entry = model_entry(model, context.config.served_model_names.front());
+  entry.erase("modified_at");
+  entry["expires_at"] = "9999-12-31T23:59:59Z";
+  entry["size_vram"] = model.device.starts_with("cpu") ? uint64_t{0} : model.weight_bytes;
+  entry["context_length"] = model.engine.config().max_model_len;
+  call->reply_json(dump_json({{"models", Json::array({std::move(entry)})}}));
+}
+
+void handle_ollama_show(ServerContext& context, CallPtr call) {
+  const ServingModel& model = *context.model.load(std::memory_order_acquire);
+  auto body = read_body(*call);
+  if (!body) return;
+  rename(*body, "name", "model");
+  translate_model(*body);
+  const auto& names = context.config.served_model_names;
+  const Json name = body->value("model", Json());
+  if (!name.is_string()) return call->reply(ApiError::invalid("'model' is missing.", "model"));
+  if (std::find(names.begin(), names.end(), name.get<std::string>()) == names.end()) {
+    return call->reply(ApiError::not_found(fmt::format("model '{}' not found", name.get<std::string>().substr(0, 200)),
+                                           "model_not_found"));
+  }
+  const ModelConfig& config = model.engine.model_config();
+  Json capabilities = {"completion", "embedding"};
+  if (model.chat_template) capabilities.push_back("tools");
+  call->reply_json(dump_json(
+      {{"modelfile", fmt::format("FROM {}\n", names.front())},
+       {"parameters", fmt::format("temperature {:g}\ntop_p {:g}", model.defaults.temperature, model.defaults.top_p)},
+       {"template", model.tokenizer.chat_template()},
+       {"modified_at", utc_time(model.created)},
+       {"details", details(model)},
+       {"model_info",
+        {{"general.architecture", "bam"},
+         {"general.parameter_count", model.num_parameters},
+         {"bam.context_length", model.engine.config().max_model_len},
+         {"bam.block_count", config.num_layers},
+         {"bam.embedding_length", config.hidden_size},
+         {"bam.attention.head_count", config.num_heads},
+         {"bam.attention.head_count_kv", config.num_kv_heads},
+         {"bam.position_encoding", position_encoding_name(config.position_encoding)},
+         {"bam.vocab_size", config.vocab_size}}},
+       {"capabilities", std::move(capabilities)}}));
+}
+
+void handle_ollama_version(ServerContext& context, CallPtr call) {
+  call->reply_json(dump_json({{"version", context.version}}));
+}
+
+}  // namespace bam
