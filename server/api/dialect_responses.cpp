@@ -154,7 +154,9 @@ class ResponsesWriter final : public ReplyWriter {
   std::string begin(int32_t, const Usage&) override {
     begun_ = true;
     const Json now = response("in_progress", Json());
-    return event("response.created", {{"response", now}}) + event("response.in_progress", {{"response", now}});
+    std::string out = event("response.created", {{"response", now}});
+    out += event("response.in_progress", {{"response", now}});
+    return out;
   }
 
   std::string delta(int32_t, const ChoiceDelta& delta, const Usage&, const std::vector<int32_t>*) override {

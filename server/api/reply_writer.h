@@ -66,7 +66,7 @@ class ReplyWriter {
   virtual std::string finish(int32_t index, const char* reason, const StopReason& stop_reason, const Usage& usage) = 0;
   virtual std::string end(const Usage& usage) = 0;
   virtual std::string error(const ApiError& error) = 0;
-  // With return_progress.
+  // How much of the prompt is read, where the client asked for it.
   virtual std::string progress(const ProgressEvent&) { return {}; }
   // With echo, between begin and the first delta. What it refers to, and the writer, outlive the source.
   virtual TextSource echo(int32_t, std::string_view, TokenRecords) {

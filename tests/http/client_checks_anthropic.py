@@ -14,7 +14,7 @@ TOOL = {"name": "get_weather", "description": "Get the current weather in a give
 
 def main():
     client = anthropic.Anthropic(base_url=sys.argv[1], api_key="none")
-    common = {"model": "test", "max_tokens": 24, "temperature": 0, "messages": HELLO}
+    common = {"model": "test", "max_tokens": 24, "messages": HELLO, "extra_body": {"temperature": 0}}
     message = client.messages.create(**common)
     assert message.role == "assistant" and message.content[0].type == "text", message
     with client.messages.stream(**common) as stream:

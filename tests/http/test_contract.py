@@ -408,7 +408,9 @@ class Section3(bamtest.ServerTest):
             if path in ("/livez", "/readyz"):
                 self.assertEqual(reply.status, 200, path)
             else:
-                self.assertEqual((reply.status, reply.error["code"]), (401, "invalid_api_key"), path)
+                self.assertEqual(reply.status, 401, path)
+                if not path.startswith(("/api/", "/v1/messages")):  # these have errors of another shape
+                    self.assertEqual(reply.error["code"], "invalid_api_key", path)
         for key in ("secret-user2", "secret-use", "", "SECRET-USER"):
             self.assertEqual(self.server.get("/v1/models", headers={"Authorization": "Bearer " + key}).status, 401, key)
         self.assertEqual(self.server.get("/v1/models", headers=self.KEY).status, 200)
