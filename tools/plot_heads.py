@@ -172,7 +172,7 @@ def draw_curves(report: dict) -> str:
         out += [line(left, y(weight), right, y(weight), "g"), text(left - 8, y(weight) + 4, f"{weight:g}", anchor="end")]
     trained = report["training_context"]
     out += [line(round(x(trained), 1), top, round(x(trained), 1), bottom, "x", 'stroke-dasharray="4 4"'),
-            text(round(x(trained), 1) + 6, top + 12, f"longest text of the training, {trained}", anchor="start")]
+            text(round(x(trained), 1) + 6, top + 150, f"longest text of the training, {trained}", anchor="start")]
     distances = [math.exp(i / 160 * math.log(LONGEST)) for i in range(161)]
     for head in report["prior"]:
         values = [prior(head, report["prior_form"], d) for d in distances]
