@@ -13,6 +13,7 @@
 #include "app/local_generation.h"
 #include "app/option_flags.h"
 #include "app/sampling_flags.h"
+#include "models/model_config.h"
 #include "server/jinja/chat_template.h"
 
 namespace bam {

@@ -3,6 +3,7 @@
 
 #include "app/chat/partner.h"
 #include "base/error.h"
+#include "models/model_config.h"
 
 namespace bam {
 namespace {
