@@ -4,6 +4,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 
 MODEL ?= demo
+PREFIX ?= /usr/local
 ARGS ?=
 FUZZ_SECONDS ?= 300
 BASE ?= HEAD
@@ -12,7 +13,7 @@ STEP := scripts/timed.sh
 SOURCES = $(shell git ls-files -co --exclude-standard -- '*.h' '*.cpp' '*.cu' '*.cuh')
 SHELL_SCRIPTS = $(shell git ls-files -co --exclude-standard -- '*.sh' .ci/run)
 
-.PHONY: help setup build serve test quick sanitize web-test bench soak fuzz format lint docker-test cuda cluster asan tsan debug clean
+.PHONY: help setup build serve install deb test quick sanitize web-test bench soak fuzz format lint docker-test cuda cluster asan tsan debug clean
 
 help: ## this list
 	@echo 'bam: inference server for BAM language models'
@@ -31,6 +32,14 @@ serve: setup ## build and serve the demo model on 127.0.0.1:8000 (MODEL=DIR, ARG
 	@$(STEP) 'build build/bam' scripts/build.sh release bam
 	@echo '==> build/bam serve --model $(MODEL) $(ARGS)' >&2
 	@exec build/bam serve --model '$(MODEL)' $(ARGS)
+
+install: setup ## build and install into PREFIX=/usr/local (DESTDIR=…): program, demo model, man pages, unit
+	@$(STEP) 'build build/bam' scripts/build.sh release bam
+	@$(STEP) 'install' cmake --install build --prefix '$(PREFIX)'
+
+deb: setup ## build the Debian package build/bam-server_VERSION_ARCH.deb
+	@$(STEP) 'build build/bam' scripts/build.sh release bam
+	@$(STEP) 'package' scripts/deb.sh
 
 test: ## set up, build, run all tests (TEST_JOBS=N, ARGS="-R name")
 	@scripts/setup.sh --tests --fuzz

@@ -19,14 +19,16 @@ namespace {
 using namespace client;
 
 constexpr const char* kFooter =
-    R"(Load: --concurrency N keeps N requests in flight (closed loop); --request-rate R sends R per second whatever the
-server does (open loop), with --concurrency as an upper limit. Lengths: 512, uniform:100:2000, normal:MEAN:STDDEV,
-lognormal:MEDIAN:SIGMA, the last two with optional :MIN:MAX. TTFT, TPOT, ITL and E2E are those of vllm bench serve.
+    R"(Load: --concurrency N keeps N requests in flight (closed loop); --request-rate
+R sends R per second whatever the server does (open loop), with --concurrency
+as an upper limit. Lengths: 512, uniform:100:2000, normal:MEAN:STDDEV,
+lognormal:MEDIAN:SIGMA, the last two with optional :MIN:MAX. TTFT, TPOT, ITL
+and E2E are those of vllm bench serve.
 
 Examples:
   bam bench --concurrency 8 --num-requests 200 --input-len 512 --output-len 128 --out ours.json --report ours.html
   bam bench --request-rate 20 --burstiness 0.5 --input-len lognormal:800:0.8 --output-len uniform:16:256 --goodput ttft:500 tpot:50
-  bam bench --concurrency 2 --input-len 64k --output-len 8 --probe 250       how long do short requests wait?
+  bam bench --concurrency 2 --input-len 64k --output-len 8 --probe 250
   bam bench --dataset sharegpt.json --endpoint chat --request-rate 4 --url http://other:8000
   bam bench --compare ours.json theirs.json
   bam bench report ours.json theirs.json --report both.html --svg pictures --markdown both.md

@@ -228,6 +228,7 @@ Json to_json(const Inspection& in) {
               {"training_context", config.max_position_embeddings},
               {"position_encoding", position_encoding_name(config.position_encoding)},
               {"ssmax", config.ssmax},
+              {"prior_form", config.prior_form == PriorForm::kScaleOutside ? "scale_outside" : "scale_inside"},
               {"kv_memory_bytes", in.kv_memory_bytes},
               {"kv", std::move(kv)},
               {"prior", std::move(heads)}};
@@ -310,9 +311,13 @@ int run_inspect(int argc, char** argv) {
       ->type_name("N")
       ->check(CLI::Range(int64_t{2}, kMaxPositions));
   OptionFlags flags(app, [](const ServeOption& option) { return option.model; });
-  app.footer(
-      "Examples:\n  bam inspect --model demo\n  bam inspect --model ./my-checkpoint --at 512 524288 --json\n"
-      "  bam inspect --model demo --measure 65536\n  bam inspect --model demo --stages 2");
+  flags.add_model_argument(app);
+  app.footer(std::string(kSettingsHelp) +
+             "\nExamples:\n"
+             "  bam inspect demo\n"
+             "  bam inspect ./my-checkpoint --at 512 524288 --json\n"
+             "  bam inspect demo --measure 65536\n"
+             "  bam inspect demo --stages 2");
   return flags.run(app, argc, argv, [&](const ServeConfig& config) {
     if (lengths.empty()) lengths = {4096, 65536, 1048576};
     Inspection result = inspect_checkpoint(config.model, lengths);

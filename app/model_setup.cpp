@@ -7,6 +7,7 @@
 #include "base/json_fields.h"
 #include "base/mapped_file.h"
 #include "base/plugin.h"
+#include "base/total_memory.h"
 #include "engine/capacity.h"
 #include "kernels/device.h"
 #include "models/bam.h"
@@ -33,12 +34,30 @@ fs::path find_demo() {
       places.back().parent_path().parent_path().lexically_normal().string());
 }
 
+std::string conversion_hint(const fs::path& source) {
+  return fmt::format(
+      "--model: {} is a PyTorch checkpoint; convert it: python3 tools/convert.py {} NEW_FOLDER --tokenizer FILE",
+      source.string(), source.string());
+}
+
 }  // namespace
 
 fs::path find_checkpoint(const std::string& model) {
   if (model == "demo") return find_demo();
-  if (!fs::is_directory(model)) throw Error("--model: {} is not a folder", model);
-  return model;
+  const fs::path path(model);
+  if (!fs::exists(path)) throw Error("--model: {} does not exist", model);
+  if (!fs::is_directory(path)) {
+    if (path.extension() == ".pt" || path.extension() == ".pth") throw Error("{}", conversion_hint(path));
+    throw Error("--model: {} is not a folder; give the one that holds config.json and the weights", model);
+  }
+  if (!fs::exists(path / "config.json")) {
+    for (const fs::directory_entry& entry : fs::directory_iterator(path)) {
+      if (entry.path().extension() == ".pt" || entry.path().extension() == ".pth") {
+        throw Error("{}", conversion_hint(path));
+      }
+    }
+  }
+  return path;
 }
 
 DType choose_weight_dtype(const std::string& dtype, const ModelConfig& config) {
@@ -85,6 +104,13 @@ SamplingDefaults load_sampling_defaults(const fs::path& checkpoint) {
   return defaults;
 }
 
+void check_kv_memory(uint64_t wanted, uint64_t machine) {
+  if (wanted > machine) {
+    throw UsageError("--kv-memory: {} is more than the {} of memory that there are; leave it out to take what fits",
+                     format_bytes(static_cast<double>(wanted)), format_bytes(static_cast<double>(machine)));
+  }
+}
+
 LoadedModel load_model(const ModelSettings& settings) {
   LoadedModel loaded;
   loaded.checkpoint = find_checkpoint(settings.model);
@@ -96,6 +122,9 @@ LoadedModel load_model(const ModelSettings& settings) {
   }
   loaded.defaults = load_sampling_defaults(loaded.checkpoint);
   loaded.backend = make_backend(settings);
+  // A device's own memory is asked for in one piece: what is taken is as good as not there.
+  check_kv_memory(settings.engine.kv_memory_bytes,
+                  loaded.backend->in_host_memory() ? total_memory_bytes() : loaded.backend->free_memory_bytes());
   check_kv_dtype(*loaded.backend, settings.engine.kv_dtype);  // before gigabytes are read
   CheckpointWeights weights = load_weights(loaded.checkpoint, config);
   loaded.weight_dtype = choose_weight_dtype(settings.dtype, config);
@@ -115,11 +144,18 @@ LoadedModel load_model(const ModelSettings& settings) {
 }
 
 std::string LoadedModel::description() const {
+  const ModelConfig& config = engine->model_config();
+  return fmt::format("{}: {} parameters, {} {}, positions {}{}, trained on {} tokens", checkpoint.filename().string(),
+                     format_magnitude(num_parameters), format_bytes(static_cast<double>(weight_bytes)),
+                     dtype_name(weight_dtype), position_encoding_name(config.position_encoding),
+                     config.ssmax ? " with SSMax" : "", config.max_position_embeddings);
+}
+
+std::string LoadedModel::running_description() const {
   const EngineConfig& config = engine->config();
-  return fmt::format("{}: {} parameters, {} {} | KV {} {} = {} tokens, context {} | {}", checkpoint.filename().string(),
-                     format_magnitude(num_parameters), format_bytes(weight_bytes), dtype_name(weight_dtype),
-                     format_bytes(config.kv_memory_bytes), dtype_name(config.kv_dtype), engine->capacity_tokens(),
-                     config.max_model_len, backend->description());
+  return fmt::format("KV {} {} = {} tokens, context {} | {}", format_bytes(static_cast<double>(config.kv_memory_bytes)),
+                     dtype_name(config.kv_dtype), engine->capacity_tokens(), config.max_model_len,
+                     backend->description());
 }
 
 }  // namespace bam

@@ -24,8 +24,10 @@ struct LoadedModel {
   uint64_t fingerprint = 0;
   int64_t num_parameters = 0;
 
-  // "demo: 4.2M parameters, 8.1 MiB bf16 | KV 1.0 GiB f16 = 262144 tokens | cpu …"
+  // "demo: 4.2M parameters, 8.1 MiB bf16, bam with SSMax, trained on 512 tokens"
   std::string description() const;
+  // "KV 1.0 GiB f16 = 262144 tokens, context 262144 | cpu …"
+  std::string running_description() const;
 };
 
 // The folder behind --model: itself, or for the word `demo` the bundled checkpoint. Throws Error.
@@ -34,6 +36,8 @@ DType choose_weight_dtype(const std::string& dtype, const ModelConfig& config);
 std::unique_ptr<Backend> make_backend(const ModelSettings& settings);
 // Throws Error naming the file, tensor or key.
 LoadedModel load_model(const ModelSettings& settings);
+// Throws UsageError if the KV cache is to be larger than all memory of the device.
+void check_kv_memory(uint64_t wanted, uint64_t machine);
 // generation_config.json, if the checkpoint has one.
 SamplingDefaults load_sampling_defaults(const std::filesystem::path& checkpoint);
 

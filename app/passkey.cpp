@@ -18,7 +18,8 @@ namespace {
 using namespace client;
 
 constexpr const char* kFooter =
-    R"(Tasks: passkey, niah_single_1/2/3, niah_multikey_1/2/3, niah_multivalue, niah_multiquery (RULER's definitions).
+    R"(Tasks: passkey, niah_single_1/2/3, niah_multikey_1/2/3, niah_multivalue,
+niah_multiquery (RULER's definitions).
 Lengths are tokens, k = 1024: 500k is the paper's 512,000.
 
 Examples:

@@ -97,7 +97,8 @@ class PasskeySelftest : public LiveJob, public std::enable_shared_from_this<Pass
   void make_prompt() {
     Result<client::PasskeyPrompt> prompt = [&]() -> Result<client::PasskeyPrompt> {
       try {
-        const client::PieceEncoder encoder([this](std::string_view text) { return model_.tokenizer.encode(text, false); });
+        const client::PieceEncoder encoder(
+            [this](std::string_view text) { return model_.tokenizer.encode(text, false); });
         const double depth = settings_.depths[trial_];
         const std::string key = client::make_passkey(settings_.seed, settings_.length, depth, 0);
         return client::make_passkey_prompt(encoder, settings_.length, depth, key);
@@ -149,8 +150,7 @@ class PasskeySelftest : public LiveJob, public std::enable_shared_from_this<Pass
     const std::string answer = model_.tokenizer.decode(answer_);
     const bool hit = client::is_passkey_hit(answer, key_);
     hits_ += hit ? 1 : 0;
-    const double ttft_ms =
-        first_token_ ? std::chrono::duration<double, std::milli>(*first_token_ - asked_).count() : 0;
+    const double ttft_ms = first_token_ ? std::chrono::duration<double, std::milli>(*first_token_ - asked_).count() : 0;
     results_.push_back({{"depth", settings_.depths[trial_]},
                         {"key", key_},
                         {"answer", answer},

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -24,12 +26,22 @@ class QueueSink : public EventSink {
   Event next() {
     std::unique_lock lock(mutex_);
     ready_.wait(lock, [this] { return !events_.empty(); });
+    return take();
+  }
+  // Nothing: the time passed without an event.
+  std::optional<Event> next_within(std::chrono::milliseconds time) {
+    std::unique_lock lock(mutex_);
+    if (!ready_.wait_for(lock, time, [this] { return !events_.empty(); })) return std::nullopt;
+    return take();
+  }
+
+ private:
+  Event take() {
     Event event = std::move(events_.front());
     events_.pop_front();
     return event;
   }
 
- private:
   std::mutex mutex_;
   std::condition_variable ready_;
   std::deque<Event> events_;

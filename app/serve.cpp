@@ -14,6 +14,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "app/build_info.h"
 #include "app/commands.h"
 #include "app/option_flags.h"
 #include "app/passkey_selftest.h"
@@ -85,9 +86,10 @@ class Service {
   int run() {
     raise_descriptor_limit(config_.server.max_connections);
     http_.bind();
-    log::info("config: {}", config_.resolved_line());
+    log::info("{}: loading {}", build_line(), config_.model.model);
+    log::debug("config: {}", config_.resolved_line());
     if (!is_loopback(config_.server.host) && config_.server.api_keys.empty()) {
-      log::warn("listening on {} without --api-key: everyone who reaches this machine can use the server",
+      log::warn("--host {} without --api-key: everyone who reaches this machine can use the server",
                 config_.server.host);
     }
     std::promise<void> finished;
@@ -102,7 +104,7 @@ class Service {
     std::string http_error;
     try {
       http_.run([&] {
-        log::info("listening on {}, loading {}", http_.url(), config_.model.model);
+        log::debug("bound to {}; answers 503 until the model is there", http_.url());
         told = true;
         listening.set_value(true);
       });
@@ -144,16 +146,17 @@ class Service {
       return;
     }
     log::info("{}", loaded_->description());
+    log::info("{}", loaded_->running_description());
     loaded_->engine->on_device_lost([this](const std::string&) {
       log::error("ending with exit code {}: only a new process can use the GPU again", kDeviceLostExitCode);
       exit_code_ = kDeviceLostExitCode;
       kill(getpid(), SIGTERM);  // the supervising thread drains, as for a signal from outside
     });
-    if (!serving_->chat_template) log::info("chat is off: {}", serving_->chat_template_error);
     context_.model.store(serving_.get(), std::memory_order_release);
     if (context_.batches) context_.batches->start(context_);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - context_.started).count();
-    log::info("ready after {:.1f} s: {} as '{}'", seconds, http_.url(), config_.server.served_model_names.front());
+    log::info("ready after {:.1f} s: '{}'{} on {}", seconds, config_.server.served_model_names.front(),
+              serving_->chat_template ? "" : ", completions only (" + serving_->chat_template_error + ")", http_.url());
   }
 
   void publish_kv_events() {
@@ -261,14 +264,15 @@ int serve(const ServeConfig& config) {
 int run_serve(int argc, char** argv) {
   CLI::App app("Serves a checkpoint over an OpenAI-compatible HTTP API.", "bam serve");
   OptionFlags flags(app, [](const ServeOption&) { return true; });
-  app.footer(
-      "Settings come from flags, then BAM_… environment variables, then --config, then the defaults.\n\n"
-      "Examples:\n"
-      "  bam serve\n"
-      "  bam serve --model ./my-checkpoint --port 9000 --kv-memory 8GiB\n"
-      "  bam serve --host 0.0.0.0 --api-key-file keys.txt --tls-cert cert.pem --tls-key key.pem\n"
-      "  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' "
-      "-d '{\"prompt\": \"Once\", \"max_tokens\": 32}'");
+  flags.add_model_argument(app);
+  app.footer(std::string(kSettingsHelp) +
+             "\nExamples:\n"
+             "  bam serve demo\n"
+             "  bam serve ./my-checkpoint --port 9000 --kv-memory 8GiB\n"
+             "  bam serve --host 0.0.0.0 --api-key-file keys.txt --tls-cert cert.pem \\\n"
+             "    --tls-key key.pem\n"
+             "  curl http://127.0.0.1:8000/v1/completions \\\n"
+             "    -d '{\"prompt\": \"Once\", \"max_tokens\": 32}'");
   return flags.run(app, argc, argv, [](const ServeConfig& config) { return serve(config); });
 }
 

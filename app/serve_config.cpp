@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "app/suggest.h"
 #include "app/units.h"
 #include "base/error.h"
 #include "base/json.h"
@@ -45,13 +46,22 @@ const ServeOption* find_option(const std::string& name) {
   return found == options.end() ? nullptr : &*found;
 }
 
+std::vector<std::string> option_names() {
+  std::vector<std::string> names;
+  for (const ServeOption& option : serve_options()) names.push_back(option.name);
+  return names;
+}
+
 void read_file_layer(const std::string& text, const std::string& name, Settings& settings) {
   const Result<Json> root = parse_json(text);
   if (!root) throw UsageError("--config: {}: {}", name, root.error().what());
   if (!root->is_object()) throw UsageError("--config: {} must hold a JSON object", name);
   for (const auto& [key, value] : root->items()) {
     const ServeOption* option = find_option(canonical(key));
-    if (option == nullptr) throw UsageError("--config: {} has the unknown key '{}'", name, key);
+    if (option == nullptr) {
+      throw UsageError("--config: {} has the unknown key '{}'{}", name, key,
+                       did_you_mean(canonical(key), option_names()));
+    }
     if (value.is_null()) continue;
     const std::string origin = name + ": " + key;
     std::vector<std::string> values = as_texts(value, origin);
@@ -90,6 +100,20 @@ Environment process_environment() {
     const char* value = std::getenv(name.c_str());
     return value ? std::optional<std::string>(value) : std::nullopt;
   };
+}
+
+std::vector<std::string> misspelt_variables(const char* const* environment) {
+  std::vector<std::string> known = {"BAM_CONFIG", "BAM_DEMO_DIR", "BAM_PLUGIN_DIR"};
+  for (const ServeOption& option : serve_options()) known.push_back(option.environment());
+  std::vector<std::string> hints;
+  for (; *environment != nullptr; ++environment) {
+    const std::string_view entry = *environment;
+    const std::string_view name = entry.substr(0, entry.find('='));
+    if (!name.starts_with("BAM_") || std::find(known.begin(), known.end(), name) != known.end()) continue;
+    const std::string nearest = nearest_word(name, known);
+    if (!nearest.empty()) hints.push_back(fmt::format("{} is not a setting; did you mean {}?", name, nearest));
+  }
+  return hints;
 }
 
 ServeConfig resolve_serve_config(const GivenFlags& flags, const Environment& environment,

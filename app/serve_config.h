@@ -66,6 +66,9 @@ const std::vector<ServeOption>& serve_options();
 
 using Environment = std::function<std::optional<std::string>(const std::string& name)>;
 Environment process_environment();
+// One line for each BAM_… variable of `environment` (as in environ) that looks like a mistyped setting. Others may well
+// belong to somebody else: Kubernetes makes BAM_SERVICE_HOST for a service called bam.
+std::vector<std::string> misspelt_variables(const char* const* environment);
 
 // The flags that were given: name -> its values.
 using GivenFlags = std::map<std::string, std::vector<std::string>>;

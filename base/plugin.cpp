@@ -24,7 +24,7 @@ void* open_library(const std::string& file_name, const std::string& what, const 
     const char* reason = dlerror();
     if (is_path) throw Error("the plugin {} does not load: {}", candidate, reason != nullptr ? reason : "?");
   }
-  throw Error("no {}: {} was not found (tried {}); {}", what, file_name, tried, how_to_get);
+  throw PluginMissing("no {}: {} was not found (tried {}); {}", what, file_name, tried, how_to_get);
 }
 
 }  // namespace

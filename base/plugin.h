@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
+
 namespace bam {
 
 // The folder of the running program.
@@ -12,6 +14,12 @@ std::string executable_dir();
 // Files that are tried for a plugin, in order: $BAM_PLUGIN_DIR alone if it is set; else beside the program, in lib/bam
 // of its installation, and wherever the loader looks (a bare name).
 std::vector<std::string> plugin_candidates(const std::string& file_name);
+
+// There is no such file. Most machines have no GPU: who did not ask for a plugin need not hear of it.
+class PluginMissing : public Error {
+ public:
+  using Error::Error;
+};
 
 // A loaded library; it stays for the life of the process, as objects made by it point into it.
 class Plugin {

@@ -9,6 +9,7 @@ find_package(CURL REQUIRED)
 find_package(OpenSSL REQUIRED)
 pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
 pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)
+pkg_check_modules(libedit REQUIRED IMPORTED_TARGET libedit)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 
 # setup.sh caches a source-built Drogon outside the tree and can tell where.

@@ -48,8 +48,10 @@ std::unique_ptr<Backend> make_backend(const std::string& device, const BackendOp
   if (device == "auto") {
     try {
       return make_cuda_backend(options);
+    } catch (const PluginMissing& error) {
+      log::debug("--device auto: {}; using the CPU", error.what());
     } catch (const Error& error) {
-      log::info("--device auto: {}; using the CPU", error.what());
+      log::warn("--device auto: {}; using the CPU", error.what());
     }
   }
   return make_cpu_backend(options);

@@ -16,6 +16,7 @@ from bamlib.checkpoint import (TORCH_DTYPE, TensorSpec, describe_tensors, new_ch
                                write_tensors, write_tokenizer)
 from bamlib.failure import Failure, UsageFailure, run
 from bamlib.sentencepiece_file import TokenizerInfo, read_tokenizer
+from bamlib.verify import find_program
 
 try:
     import torch
@@ -59,6 +60,7 @@ FILE_DTYPES = {f"torch.{name}": dtype for dtype, name in TORCH_DTYPE.items()}
 DTYPE_FLAGS = {"f32": "F32", "f16": "F16", "bf16": "BF16", "keep": None}
 Tensors = dict[str, "torch.Tensor"]
 WRAPPER_PREFIXES = ("module.", "_orig_mod.")
+WRAPPER_KEYS = ("model", "state_dict", "model_state_dict")
 CHUNK_ELEMENTS = 1 << 24
 
 
@@ -75,6 +77,9 @@ def parse_arguments() -> argparse.Namespace:
                         help="bam: overrides the form (default: scale_outside for bam_ssmax, scale_inside for bam)")
     parser.add_argument("--max-shard-size", metavar="SIZE", help="split into shards, e.g. 4GB (default: one file)")
     parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint that is there")
+    parser.add_argument("--verify", action="store_true",
+                        help="afterwards compare the program with a float64 computation of the source, on one prompt")
+    parser.add_argument("--bam", metavar="PATH", help="the program for --verify (default: build/bam, else the installed one)")
     return parser.parse_args()
 
 
@@ -118,6 +123,10 @@ def load_state(path: pathlib.Path) -> Tensors:
         raise Failure(f"{path}: not a plain file of tensors (reading it would execute code stored in it)") from None
     except Exception as error:  # torch raises many types for broken archives
         raise Failure(f"{path}: cannot be read: {first_line(error)}") from None
+    # A training script may keep the weights beside its optimizer and counters.
+    for key in WRAPPER_KEYS:
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
     if not isinstance(state, dict) or not state:
         raise Failure(f"{path}: not a state dict")
     tensors = {}
@@ -356,10 +365,38 @@ def check_tokenizer(path: pathlib.Path, config: dict) -> TokenizerInfo:
     return tokenizer
 
 
+VERIFIED_TOKENS = 200
+ALLOWED_DIFFERENCE = 2e-3  # in a log-probability: float32 arithmetic against float64, through all layers
+
+
+def verify(config: dict, specs: list[TensorSpec], tensors: Tensors, checkpoint: pathlib.Path, program: str) -> float:
+    """The largest difference of a log-probability between the program and the source's own weights in float64."""
+    from bamlib.reference import Reference  # numpy only when it is needed
+    from bamlib.verify import served, served_logprobs
+
+    # The values that are stored: rounding to --dtype is not the program's error.
+    stored = {spec.name: spec.dtype for spec in specs}
+
+    def tensor(name: str):
+        kept = tensors[name].detach().to(getattr(torch, TORCH_DTYPE[stored[name]]))
+        return kept.to(torch.float64).numpy()
+
+    generator = torch.Generator().manual_seed(1)
+    count = min(VERIFIED_TOKENS, config["max_position_embeddings"])
+    ids = torch.randint(0, config["vocab_size"], (count,), generator=generator).tolist()
+    expected = Reference(config, tensor).logprobs(ids)
+    with served(program, checkpoint) as url:
+        computed = served_logprobs(url, ids)
+    return max(abs(a - b) for a, b in zip(expected, computed, strict=True))
+
+
 def main() -> None:
     args = parse_arguments()
     if torch is None:
         raise UsageFailure(f"PyTorch cannot be imported ({torch_error}); install torch and numpy")
+    if args.verify and not args.tokenizer:
+        raise UsageFailure("--verify serves the checkpoint, which needs --tokenizer")
+    program = find_program(args.bam) if args.verify else None
     try:
         max_shard_bytes = parse_size(args.max_shard_size) if args.max_shard_size else None
     except ValueError as error:
@@ -381,6 +418,12 @@ def main() -> None:
             write_tokenizer(folder, args.tokenizer, add_bos=tokenizer.bos_id >= 0 and not args.no_add_bos)
         files = write_tensors(folder, specs, lambda spec: tensor_bytes(tensors[spec.name], spec), max_shard_bytes)
     print(f"{args.out}: {encoding}, {dtype.lower()}, {describe_tensors(specs, files)}")
+    if program:
+        worst = verify(config, specs, tensors, args.out, program)
+        print(f"verified: the largest difference to float64 in {min(VERIFIED_TOKENS, config['max_position_embeddings']) - 1} "
+              f"log-probabilities is {worst:.1e}")
+        if not worst < ALLOWED_DIFFERENCE:
+            raise Failure(f"{args.out}: the program does not compute what the source says: {worst:.1e} > {ALLOWED_DIFFERENCE:.0e}")
     if not tokenizer:
         print(f"no --tokenizer given: put tokenizer.model into {args.out} before serving it")
 

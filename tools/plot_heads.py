@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""Draws the learned priors of a checkpoint, theta_alpha against theta_beta, one point per head, as SVG.
+"""Draws the learned priors of a checkpoint as SVG: theta_alpha against theta_beta, one point per head, or the weight of
+each head's prior by distance.
 
     bam inspect --model demo --json | tools/plot_heads.py > heads.svg
+    bam inspect --model demo --json | tools/plot_heads.py --curves > curves.svg
 
 Standard library only. Colour and shape tell the head's class, the label its layer and number.
 """
+import argparse
 import html
 import json
+import math
 import sys
 
 WIDTH, HEIGHT = 720, 460
@@ -20,8 +24,8 @@ CLASSES = {  # name: (light, dark, marker, what it looks at)
 
 
 def style() -> str:
-    light = "".join(f".{name}{{fill:{c[0]}}}" for name, c in CLASSES.items())
-    dark = "".join(f".{name}{{fill:{c[1]}}}" for name, c in CLASSES.items())
+    light = "".join(f".{name}{{fill:{c[0]}}}.l-{name}{{stroke:{c[0]}}}" for name, c in CLASSES.items())
+    dark = "".join(f".{name}{{fill:{c[1]}}}.l-{name}{{stroke:{c[1]}}}" for name, c in CLASSES.items())
     return (
         ".t{fill:#1c1f24}.m{fill:#5d6570}.bg{fill:#fff}.g{stroke:#e3e6ea}.x{stroke:#9aa2ad}" + light +
         "@media (prefers-color-scheme:dark){.t{fill:#e8eaed}.m{fill:#a2abb6}.bg{fill:#15181c}.g{stroke:#2c3138}"
@@ -124,15 +128,74 @@ def draw(report: dict) -> str:
         words = f"{sum(h['class'] == cls for h in heads)} {CLASSES[cls][3]}"
         out += [marker(at + 6, 50, cls), text(at + 18, 54, words, "t", "start")]
         at += 40 + 7 * len(words)
+    return picture(out, "learned priors")
+
+
+def picture(shapes: list[str], label: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" '
-        f'aria-label="learned priors"><style>{style()}</style><rect class="bg" width="{WIDTH}" height="{HEIGHT}"/>'
-        + "".join(out) + "</svg>\n"
+        f'aria-label="{label}"><style>{style()}</style><rect class="bg" width="{WIDTH}" height="{HEIGHT}"/>'
+        + "".join(shapes) + "</svg>\n"
     )
 
 
+def prior(head: dict, form: str, distance: float) -> float:
+    """B of one head at a distance, as kernels/prior.h has it."""
+    mu = math.exp(head["theta_mu"]) - math.exp(-head["theta_mu"])
+    offset, scale = abs(distance + mu), math.exp(head["alpha"])
+    eps = 1e-5
+    if form == "scale_inside":
+        return -((offset * scale + eps) ** head["beta"])
+    return -scale * (offset + eps) ** head["beta"]
+
+
+LONGEST = 512 * 1024
+
+
+def draw_curves(report: dict) -> str:
+    """exp B(d) of every head, each relative to its own largest value, over distances on a logarithmic axis."""
+    left, right, top, bottom = 64, 700, 76, 400
+
+    def x(distance):
+        return left + (right - left) * math.log(distance) / math.log(LONGEST)
+
+    def y(weight):
+        return bottom - (bottom - top) * weight
+
+    name = report["checkpoint"].rstrip("/").rsplit("/", 1)[-1]
+    out = [text(16, 26, f"What each head of {name} expects: weight of the prior by distance, exp B(d)", "t", "start", 15,
+                'font-weight="600"')]
+    for distance, label in ((1, "1"), (8, "8"), (64, "64"), (512, "512"), (4096, "4K"), (32768, "32K"), (LONGEST, "512K")):
+        out += [line(round(x(distance), 1), top, round(x(distance), 1), bottom, "g"),
+                text(round(x(distance), 1), bottom + 18, label)]
+    for weight in (0, 0.25, 0.5, 0.75, 1):
+        out += [line(left, y(weight), right, y(weight), "g"), text(left - 8, y(weight) + 4, f"{weight:g}", anchor="end")]
+    trained = report["training_context"]
+    out += [line(round(x(trained), 1), top, round(x(trained), 1), bottom, "x", 'stroke-dasharray="4 4"'),
+            text(round(x(trained), 1) + 6, top + 150, f"longest text of the training, {trained}", anchor="start")]
+    distances = [math.exp(i / 160 * math.log(LONGEST)) for i in range(161)]
+    for head in report["prior"]:
+        values = [prior(head, report["prior_form"], d) for d in distances]
+        best = max(values)
+        points = " ".join(f"{x(d):.1f},{y(math.exp(v - best)):.1f}" for d, v in zip(distances, values))
+        out.append(f'<polyline points="{points}" fill="none" stroke-width="1.8" class="l-{head["class"]}"><title>layer '
+                   f'{head["layer"]} head {head["head"]}</title></polyline>')
+    at = left
+    for cls in (c for c in CLASSES if any(h["class"] == c for h in report["prior"])):
+        count = sum(h["class"] == cls for h in report["prior"])
+        words = f"{count} {CLASSES[cls][3]}"
+        out += [f'<line x1="{at}" y1="50" x2="{at + 18}" y2="50" stroke-width="2.5" class="l-{cls}"/>',
+                text(at + 24, 54, words, "t", "start")]
+        at += 46 + 7 * len(words)
+    out.append(text((left + right) / 2, bottom + 42, "distance to the key (tokens)", "t"))
+    return picture(out, "weight of every head's prior by distance")
+
+
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--curves", action="store_true", help="weights by distance instead of the parameters")
+    arguments = parser.parse_args()
     report = json.load(sys.stdin)
     if report["position_encoding"] != "bam":
         sys.exit(f"plot_heads.py: {report['checkpoint']} has no priors: its position encoding is {report['position_encoding']}")
-    sys.stdout.write(draw(report))
+    sys.stdout.write(draw_curves(report) if arguments.curves else draw(report))

@@ -117,6 +117,7 @@ void CompletionCall::on_event(std::string_view data, TimePoint at) {
     return;
   }
   read_usage(event);
+  read_progress(event);
   const auto choices = event.find("choices");
   if (choices != event.end() && choices->is_array() && !choices->empty()) {
     read_choice(choices->front(), at);
@@ -141,8 +142,22 @@ void CompletionCall::read_choice(const json& choice, TimePoint at) {
   if (!text.empty()) {
     result_.chunk_times.push_back(at);
     result_.text += text;
+    if (listener_.on_text) listener_.on_text(text);
   }
   if (!text.empty() || !reason.empty()) result_.last_choice = at;
+}
+
+void CompletionCall::read_progress(const json& body) {
+  const auto progress = body.find("prompt_progress");
+  if (!listener_.on_progress || progress == body.end() || !progress->is_object()) return;
+  const auto number = [&](const char* key, double otherwise) {
+    const auto found = progress->find(key);
+    return found != progress->end() && found->is_number() ? found->get<double>() : otherwise;
+  };
+  listener_.on_progress({.processed = int_or(*progress, "processed", 0),
+                         .total = int_or(*progress, "total", 0),
+                         .time_ms = number("time_ms", 0),
+                         .eta_ms = number("eta_ms", -1)});
 }
 
 void CompletionCall::read_usage(const json& body) {

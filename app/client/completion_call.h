@@ -46,11 +46,27 @@ struct CallResult {
   double tpot_ms() const;  // (E2E - TTFT) / (out - 1); NaN for fewer than two tokens
 };
 
+// "prompt_progress" of a stream that was asked for it (return_progress): ours and llama.cpp's.
+struct PromptProgress {
+  int64_t processed = 0, total = 0;
+  double time_ms = 0;
+  double eta_ms = -1;  // -1: the server does not say
+};
+
+// For who wants to see an answer grow.
+struct CallListener {
+  std::function<void(const std::string& text)> on_text;
+  std::function<void(const PromptProgress&)> on_progress;
+};
+
 // Reads the answer of /v1/completions or /v1/chat/completions, streaming or not, and reports once.
 class CompletionCall : public HttpHandler {
  public:
   using OnDone = std::function<void(CallResult&&)>;
   CompletionCall(Endpoint endpoint, TimePoint scheduled, OnDone on_done);
+
+  // Before the call is sent.
+  void listen(CallListener listener) { listener_ = std::move(listener); }
 
   void on_headers(int status, std::string_view content_type) override;
   void on_data(std::string_view bytes, TimePoint at) override;
@@ -60,10 +76,12 @@ class CompletionCall : public HttpHandler {
   void on_event(std::string_view data, TimePoint at);
   void read_choice(const nlohmann::json& choice, TimePoint at);
   void read_usage(const nlohmann::json& body);
+  void read_progress(const nlohmann::json& body);
   void fail(Failure failure, std::string message);
 
   Endpoint endpoint_;
   OnDone on_done_;
+  CallListener listener_;
   CallResult result_;
   SseParser parser_;
   std::string body_;  // of an answer that is not an event stream

@@ -380,13 +380,14 @@ void on_interrupt(int) { interrupt_flag = 1; }
 
 }  // namespace
 
-InterruptGuard::InterruptGuard() {
+InterruptGuard::InterruptGuard(bool every_time) {
   interrupt_flag = 0;
   struct sigaction action {};
   action.sa_handler = &on_interrupt;
   action.sa_flags = SA_RESETHAND;  // the second signal has its usual effect; no SA_RESTART: epoll_wait wakes up
-  sigaction(SIGINT, &action, &old_int);
   sigaction(SIGTERM, &action, &old_term);
+  if (every_time) action.sa_flags = 0;
+  sigaction(SIGINT, &action, &old_int);
 }
 
 InterruptGuard::~InterruptGuard() {

@@ -102,10 +102,11 @@ class HttpSession {
 // Lets the process open as many sockets as the hard limit allows; returns the new limit.
 int64_t raise_open_file_limit();
 
-// While it lives, the first Ctrl-C (or SIGTERM) only sets a flag; the second one ends the process as usual.
+// While it lives, the first Ctrl-C (or SIGTERM) only sets a flag; the second one ends the process as usual, unless
+// Ctrl-C is to set the flag `every_time`.
 class InterruptGuard {
  public:
-  InterruptGuard();
+  explicit InterruptGuard(bool every_time = false);
   ~InterruptGuard();
   static bool interrupted();
 };

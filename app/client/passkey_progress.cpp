@@ -55,6 +55,7 @@ void PasskeyProgress::on_start(const PasskeyCell& cell) {
 
 void PasskeyProgress::on_record(const PasskeyRecord& record) {
   count(record);
+  reading_.erase({record.length, record.depth, record.repeat});
   Row& row = rows_[record.length];
   --row.running[record.depth];
   if (record.ok() && record.e2e_ms > 0) {
@@ -75,6 +76,28 @@ void PasskeyProgress::on_record(const PasskeyRecord& record) {
     fmt::print(stderr, "{}   [{}]\n", row_line(record.length, row), summary_line());
   }
   tick();
+}
+
+void PasskeyProgress::on_reading(const PasskeyCell& cell, const PromptProgress& progress) {
+  reading_[{cell.length, cell.depth, cell.repeat}] = {progress, Clock::now()};
+  if (progress.processed >= progress.total) reading_.erase({cell.length, cell.depth, cell.repeat});
+  tick();
+}
+
+// What the slowest prompt waits for, counted down between the server's reports.
+std::string PasskeyProgress::reading_line() const {
+  const Reading* slowest = nullptr;
+  for (const auto& [cell, reading] : reading_) {
+    if (slowest == nullptr || reading.progress.eta_ms > slowest->progress.eta_ms) slowest = &reading;
+  }
+  if (slowest == nullptr) return {};
+  const PromptProgress& progress = slowest->progress;
+  std::string text =
+      fmt::format("  reading {} of {} tokens, {} %", format_thousands(progress.processed),
+                  format_thousands(progress.total), progress.processed * 100 / std::max<int64_t>(progress.total, 1));
+  const double left = progress.eta_ms - ms_between(slowest->at, Clock::now());
+  if (progress.eta_ms >= 0) text += fmt::format(", about {} to its answer", format_ms(std::max(left, 0.0)));
+  return text;
 }
 
 std::string PasskeyProgress::strip(const Row& row) const {
@@ -135,6 +158,7 @@ void PasskeyProgress::tick() {
   last_draw_ = now;
   std::vector<std::string> lines;
   for (const auto& [length, row] : rows_) lines.push_back(row_line(length, row));
+  if (std::string reading = reading_line(); !reading.empty()) lines.push_back(std::move(reading));
   constexpr int kWidth = 40;
   const int full = total_ > 0 ? done_ * kWidth / total_ : kWidth;
   std::string bar;

@@ -3,8 +3,10 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "app/client/completion_call.h"
 #include "app/client/http_loop.h"
 #include "app/client/passkey_results.h"
 #include "app/client/terminal.h"
@@ -25,6 +27,8 @@ class PasskeyProgress {
   void add_known(const PasskeyRecord& record);
   void on_start(const PasskeyCell& cell);
   void on_record(const PasskeyRecord& record);
+  // How much of a running prompt the server has read; the longest wait is the one that is shown.
+  void on_reading(const PasskeyCell& cell, const PromptProgress& progress);
   // Call now and then; redraws at most ten times a second.
   void tick();
   // Leaves the final state on the screen.
@@ -49,7 +53,14 @@ class PasskeyProgress {
   std::string summary_line() const;
   std::string row_line(int64_t length, const Row& row) const;
 
+  struct Reading {
+    PromptProgress progress;
+    TimePoint at;
+  };
+  std::string reading_line() const;
+
   LiveArea area_;
+  std::map<std::tuple<int64_t, double, int>, Reading> reading_;  // by cell
   std::map<int64_t, Row> rows_;
   int concurrency_;
   int total_ = 0, done_ = 0, resumed_ = 0;

@@ -170,6 +170,7 @@ std::string PasskeyRunner::request_body(const PasskeyCell& cell, const TaskPromp
                                      std::llround(cell.depth * 1e6), cell.repeat);
     body["cache_prompt"] = false;
   }
+  if (target_.reports_progress()) body["return_progress"] = true;
   body.update(options_.extra_body);
   if (mode_.ids) {
     std::string text = body.dump();
@@ -200,10 +201,12 @@ void PasskeyRunner::start_next() {
     request.body = request_body(pending.cell, prompt);
     request.timeout_s = target_.timeout_s();
     ++running_;
-    loop_->send(std::move(request),
-                std::make_shared<CompletionCall>(options_.endpoint, TimePoint{}, [this, index](CallResult&& call) {
-                  on_result(index, std::move(call));
-                }));
+    auto call = std::make_shared<CompletionCall>(
+        options_.endpoint, TimePoint{}, [this, index](CallResult&& result) { on_result(index, std::move(result)); });
+    call->listen({.on_progress = [this, index](const PromptProgress& progress) {
+      progress_->on_reading(pending_[index].cell, progress);
+    }});
+    loop_->send(std::move(request), std::move(call));
     progress_->on_start(pending.cell);
   }
 }

@@ -18,13 +18,6 @@ namespace {
 
 using nlohmann::json;
 
-std::string default_api_key() {
-  for (const char* name : {"BAM_API_KEY", "OPENAI_API_KEY"}) {
-    if (const char* value = std::getenv(name); value != nullptr && *value != 0) return value;
-  }
-  return {};
-}
-
 std::optional<TokenIds> ids_of(const json& body) {
   if (!body.is_object() || !body.contains("tokens") || !body["tokens"].is_array()) return std::nullopt;
   TokenIds ids;
@@ -113,6 +106,13 @@ class LocalTokens : public TokenSource {
 
 }  // namespace
 
+std::string default_api_key() {
+  for (const char* name : {"BAM_API_KEY", "OPENAI_API_KEY"}) {
+    if (const char* value = std::getenv(name); value != nullptr && *value != 0) return value;
+  }
+  return {};
+}
+
 void add_target_options(CLI::App& app, TargetOptions* options) {
   options->api_key = default_api_key();
   app.add_option("-u,--url", options->url, "Server, with or without /v1")->capture_default_str();
@@ -159,12 +159,15 @@ void Target::connect() {
   if (models.status == 401 || models.status == 403) {
     throw Error("{} wants an API key (--api-key): {}", root_, error_text(models.status, models.body));
   }
+  const json list = json::parse(models.body, nullptr, false);
+  const bool has_models = models.ok() && list.is_object() && list.contains("data") && list["data"].is_array() &&
+                          !list["data"].empty() && list["data"][0].is_object();
+  if (has_models) {
+    const json owner = list["data"][0].value("owned_by", json());
+    reports_progress_ = owner == "bam" || owner == "llamacpp";
+  }
   if (options_.model.empty()) {
-    const json body = json::parse(models.body, nullptr, false);
-    if (models.ok() && body.is_object() && body.contains("data") && body["data"].is_array() && !body["data"].empty() &&
-        body["data"][0].is_object()) {
-      options_.model = body["data"][0].value("id", "");
-    }
+    if (has_models) options_.model = list["data"][0].value("id", "");
     if (options_.model.empty()) {
       throw Error("{}/models names no model ({}): give one with --model", api_,
                   models.ok() ? "empty list" : error_text(models.status, models.body));

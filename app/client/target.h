@@ -26,6 +26,8 @@ struct TargetOptions {
   double timeout_s = 0;
   bool insecure = false;
 };
+// $BAM_API_KEY or $OPENAI_API_KEY.
+std::string default_api_key();
 // --url --model --api-key --header --tokenizer --timeout --insecure
 void add_target_options(CLI::App& app, TargetOptions* options);
 
@@ -43,6 +45,8 @@ class Target {
   std::string endpoint_url(Endpoint endpoint) const;
   HttpSettings http_settings() const;
   HttpSession& session() { return session_; }
+  // Streams can tell how much of a prompt is read (return_progress): ours and llama.cpp's.
+  bool reports_progress() const { return reports_progress_; }
   // "bam/0.1.0" or the like if GET /version says; for the reports.
   const std::string& server_name() const { return server_name_; }
   nlohmann::json describe() const;
@@ -57,6 +61,7 @@ class Target {
   std::string root_;  // without a trailing slash and /v1
   std::string api_;   // root + /v1
   std::string server_name_;
+  bool reports_progress_ = false;
   HttpSession session_;
 };
 

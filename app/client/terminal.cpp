@@ -45,6 +45,11 @@ void LiveArea::print_above(std::string_view line) {
   std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
 }
 
+void ReadingLine::show(double elapsed_ms, const std::string& line) {
+  constexpr double kShortWaitMs = 300;
+  if (wanted_ && elapsed_ms >= kShortWaitMs) area_.draw({line});
+}
+
 size_t display_width(std::string_view text) {
   size_t width = 0;
   for (const char c : text) width += (static_cast<unsigned char>(c) & 0xC0) != 0x80;

@@ -24,6 +24,18 @@ class LiveArea {
   size_t drawn_ = 0;
 };
 
+// One line about a prompt that is being read. It comes only after a moment: most prompts are short.
+class ReadingLine {
+ public:
+  explicit ReadingLine(bool wanted) : wanted_(wanted) {}
+  void show(double elapsed_ms, const std::string& line);
+  void clear() { area_.clear(); }
+
+ private:
+  LiveArea area_;
+  bool wanted_;
+};
+
 // Columns aligned by display width (UTF-8 aware): the first left, the others right.
 std::string align_table(const std::vector<std::vector<std::string>>& rows);
 // | a | b | with the separator line of Markdown.

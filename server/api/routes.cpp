@@ -73,7 +73,7 @@ std::vector<Route> make_routes() {
       {"GET", "/openapi.json", handle_openapi, kKey, kLoop, false, false, "This description"},
   };
   for (const WebAsset& asset : web_assets()) {
-    routes.push_back({"GET", std::string(asset.path), handle_asset, kKey, kLoop, false, false, ""});
+    routes.push_back({"GET", std::string(asset.path), handle_asset, kPublic, kLoop, false, false, ""});
   }
   return routes;
 }

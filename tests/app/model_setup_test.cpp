@@ -26,5 +26,32 @@ TEST(ModelSetup, SamplingDefaultsComeFromARegularFileOnly) {
   }
 }
 
+template <typename Function>
+std::string refusal(Function function) {
+  try {
+    function();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(ModelSetup, APyTorchCheckpointIsSentToTheConverter) {
+  const testing::TempDir dir;
+  testing::write_file(dir / "model.pt", "PK");
+  EXPECT_NE(refusal([&] { find_checkpoint(dir.path().string()); }).find("tools/convert.py"), std::string::npos);
+  EXPECT_NE(refusal([&] { find_checkpoint((dir / "model.pt").string()); }).find("tools/convert.py"), std::string::npos);
+  testing::write_file(dir / "config.json", "{}");
+  EXPECT_EQ(find_checkpoint(dir.path().string()), dir.path()) << "converted in place";
+  EXPECT_NE(refusal([&] { find_checkpoint("no/such/folder"); }).find("does not exist"), std::string::npos);
+}
+
+TEST(ModelSetup, KvMemoryBeyondTheMachineIsRefused) {
+  EXPECT_EQ(refusal([] { check_kv_memory(uint64_t{8} << 30, uint64_t{8} << 30); }), "");
+  EXPECT_NE(
+      refusal([] { check_kv_memory(uint64_t{9} << 30, uint64_t{8} << 30); }).find("9.00 GiB is more than the 8.00 GiB"),
+      std::string::npos);
+}
+
 }  // namespace
 }  // namespace bam

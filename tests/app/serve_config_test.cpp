@@ -262,5 +262,13 @@ TEST(ServeConfig, SizesAndTimes) {
   EXPECT_THROW(parse_seconds("inf", "o"), UsageError);
 }
 
+TEST(ServeConfig, MistypedNamesGetAHint) {
+  EXPECT_NE(refusal({}, {}, R"({"kv_memroy": "1GiB"})").find("did you mean kv-memory?"), std::string::npos);
+  const char* environment[] = {"PATH=/bin",      "BAM_KV_MEMROY=1GiB",        "BAM_PORT=1",
+                               "BAM_DEMO_DIR=x", "BAM_SERVICE_HOST=10.0.0.1", nullptr};
+  EXPECT_EQ(misspelt_variables(environment),
+            std::vector<std::string>{"BAM_KV_MEMROY is not a setting; did you mean BAM_KV_MEMORY?"});
+}
+
 }  // namespace
 }  // namespace bam

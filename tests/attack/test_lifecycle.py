@@ -41,7 +41,8 @@ class StartAndStop(unittest.TestCase):
     def stop_when(self, number):
         """One server, ended at one of its states; returns what is wrong about its end, or None."""
         state = ("at once", "listening", "ready", "answering", "streaming", "client stays")[number % 6]
-        server = bamtest.Server("--threads", "1", "--drain-timeout", "1h", "--kv-memory", "64MiB", wait=False)
+        server = bamtest.Server("--threads", "1", "--drain-timeout", "1h", "--kv-memory", "64MiB", "--log-level", "debug",
+                                wait=False)
         client = None
         if state != "at once":
             server.wait_listening()
@@ -77,7 +78,7 @@ class StartAndStop(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             model = bamtest.random_checkpoint("--layers", "16", "--hidden", "512", "--heads", "8", "--dtype", "bf16", parent=folder)
             for stop in (signal.SIGTERM, signal.SIGINT):
-                server = bamtest.Server(model=model, wait=False)
+                server = bamtest.Server("--log-level", "debug", model=model, wait=False)
                 server.wait_listening()
                 server.process.send_signal(stop)
                 self.assertEqual(server.process.wait(bamtest.PATIENCE), 0, server.log())

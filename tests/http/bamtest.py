@@ -139,7 +139,7 @@ class Server:
 
     def wait_listening(self):
         """The port, as soon as the server answers; the model may still be loading."""
-        return int(self.wait_line(r"listening on .*://[^ ]*:(\d+)").group(1))
+        return int(self.wait_line(r"bound to .*://[^ ]*:(\d+)").group(1))
 
     def log(self):
         return "\n".join(self.lines[-60:])

@@ -126,6 +126,13 @@ class PageTest(unittest.TestCase):
         self.assertEqual(outside, [], "the page must not ask anybody else")
 
     def open(self, view: str = "playground"):
+        # As in a browser that has never been here.
+        self.page.open(f"{self.server.url}/favicon.svg")
+        self.page.script("localStorage.clear()")
+        self.visit(view)
+
+    def visit(self, view: str = "playground"):
+        """Opens the page with what the browser remembers of it."""
         self.page.open("about:blank")
         self.page.open(f"{self.server.url}/#{view}")
         panel = f"#view-{view.split('/')[0]}"

@@ -223,7 +223,7 @@ class Starting(unittest.TestCase):
         for layers in (16, 64):  # some 80 million parameters take a while to pack; more, if this machine was too quick
             with tempfile.TemporaryDirectory() as folder:
                 model = bamtest.random_checkpoint("--layers", str(layers), "--hidden", "512", "--heads", "8", "--dtype", "bf16", parent=folder)
-                server = bamtest.Server(model=model, wait=False)
+                server = bamtest.Server("--log-level", "debug", model=model, wait=False)
                 try:
                     server.port = server.wait_listening()
                     ready, early, live = server.get("/readyz"), server.complete(max_tokens=1), server.get("/livez")

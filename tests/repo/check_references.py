@@ -15,7 +15,7 @@ MODULE = re.compile(r"`((?:base|kernels|models|engine|server|app|bench|tests|too
 # Files of other projects, and of the reader.
 ELSEWHERE = {"llama.cpp", "foreach_target.h", "malloc.h"}
 # Made by the build.
-GENERATED = {"web_assets.cpp"}
+GENERATED = {"web_assets.cpp", "build_commit.cpp"}
 ADDRESS = re.compile(r"https?://\S+")
 
 

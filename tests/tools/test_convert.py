@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """tools/convert.py: every published variant arrives byte by byte, and everything else is refused in one line."""
 import json
+import os
 import pathlib
 import pickle
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
-from tooltest import TOKENIZER, assert_one_line_failure, call_tool, network_shapes, read_checkpoint, run_tool
+from tooltest import REPO, TOKENIZER, assert_one_line_failure, call_tool, network_shapes, read_checkpoint, run_tool
 
 try:
     import torch
@@ -113,6 +115,29 @@ class Convert(unittest.TestCase):
         for prefix in ("module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."):
             self.publish({prefix + name: tensor for name, tensor in state.items()})
             self.assert_same_bytes(self.converted()[1], state)
+
+    def test_weights_beside_the_optimizer(self):
+        state = self.state()
+        for wrapped in ({"model": state, "optimizer": {"step": 7}}, {"state_dict": state}, {"model": {"state_dict": state}}):
+            self.publish(wrapped)
+            self.assert_same_bytes(self.converted()[1], state)
+
+    def test_verify_compares_the_program_with_float64(self):
+        program = os.environ.get("BAM_BINARY", str(REPO / "build" / "bam"))
+        if not os.path.exists(program):
+            self.skipTest(f"SKIPPED: {program} is not built")
+        for encoding in EXPECTED:
+            with self.subTest(encoding=encoding):
+                state = {name: tensor * 0.3 if name.endswith("weight") else tensor * 0.5 for name, tensor in self.state(encoding).items()}
+                self.publish(state, encoding)
+                result = self.convert("--verify", "--bam", program)
+                self.assertEqual(result.returncode, 0, result.stderr)
+                self.assertIn("verified: the largest difference", result.stdout)
+        with unittest.mock.patch("bamlib.reference.Reference._rotate", lambda self, x: x):  # a wrong reading of the source
+            self.publish(self.state("rotary"), "rotary")
+            result = self.convert("--verify", "--bam", program)
+            self.assertEqual(result.returncode, 1)
+            self.assertIn("does not compute what the source says", result.stderr)
 
     def test_global_prior(self):
         for stated in (True, "absent"):  # older files do not say

@@ -5,6 +5,7 @@
 
 Sources and licences are listed in README.md; every text is out of copyright.
 """
+import argparse
 import gzip
 import io
 import os
@@ -12,7 +13,6 @@ import pathlib
 import re
 import struct
 import subprocess
-import sys
 import zlib
 
 PACKAGES = ["r-cran-janeaustenr", "bible-kjv", "bible-kjv-text", "dict-devil", "miscfiles"]
@@ -119,4 +119,6 @@ def build(workdir: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    build(pathlib.Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workdir", type=pathlib.Path)
+    build(parser.parse_args().workdir)

@@ -141,7 +141,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     model = export.read_checkpoint(args.checkpoint)
-    source = tasks.Tasks(args.work, args.seed, "valid")
+    own = args.checkpoint if (args.checkpoint / "tokenizer.model").exists() else None
+    source = tasks.Tasks(args.work, args.seed, "valid", own)
     if args.sample:
         torch.manual_seed(args.seed)
         print(sample(model, source, args.sample, 100))

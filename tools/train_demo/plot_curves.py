@@ -2,6 +2,7 @@
 
 One small panel per sibling: the share of held-out pass keys found at 128 and at 512 tokens, by step.
 """
+import argparse
 import csv
 import pathlib
 import sys
@@ -61,4 +62,6 @@ def draw(folder: pathlib.Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(draw(pathlib.Path(sys.argv[1])))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("curves", type=pathlib.Path)
+    sys.stdout.write(draw(parser.parse_args().curves))

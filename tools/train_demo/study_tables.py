@@ -1,9 +1,9 @@
 """Markdown tables of a comparison: study_tables.py RESULTS [CURVES], as compare.sh and study.py leave them. Standard library only."""
+import argparse
 import csv
 import json
 import math
 import pathlib
-import sys
 from collections import defaultdict
 
 KNOWN = 0.95
@@ -66,7 +66,11 @@ def learning(curves: pathlib.Path) -> str:
 
 
 def main() -> None:
-    results, *curves = map(pathlib.Path, sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=pathlib.Path)
+    parser.add_argument("curves", type=pathlib.Path, nargs="*")
+    arguments = parser.parse_args()
+    results, curves = arguments.results, arguments.curves
     names = sorted(path.stem for path in results.glob("*.jsonl") if "." not in path.stem)
     for folder in curves:
         print("## Learning\n\n" + learning(folder))

@@ -48,11 +48,13 @@ class Tasks:
 
     chat_share = 0.25  # of the pass keys: asked as a chat turn
 
-    def __init__(self, workdir: pathlib.Path, seed: int, split: str = "train"):
-        self.sp = tok.load(workdir)
+    def __init__(self, workdir: pathlib.Path, seed: int, split: str = "train", checkpoint: pathlib.Path | None = None):
+        """With a checkpoint, its own tokenizer reads the texts of `workdir`."""
+        self.sp = tok.load(checkpoint or workdir)
         self.rng = random.Random(seed)
         self.near_miss_share = 0.0  # of the pass keys' haystacks
-        self.text_tokens = np.load(workdir / f"{split}.npy").astype(np.int64)
+        self.text_tokens = (np.array(tok.encode_text(self.sp, workdir / f"{split}.txt"), dtype=np.int64) if checkpoint
+                            else np.load(workdir / f"{split}.npy").astype(np.int64))
         self.task, self.filler, self.question = map(self.sp.encode, (TASK, FILLER, QUESTION))
         self.filler_sentences = [self.sp.encode(s.strip()) for s in re.findall(r"[^.]+\.", FILLER)]
         self.space, *self.digits = [self.sp.encode("0")[0]] + [self.sp.encode(str(d))[1] for d in range(10)]

@@ -5,10 +5,10 @@
 The settings are those of the Mistral/Llama family (identity normalisation, dummy prefix, byte
 fallback, every digit its own token) with a vocabulary of 1024, so a server needs no special case.
 """
+import argparse
 import io
 import pathlib
 import random
-import sys
 
 import numpy as np
 import sentencepiece as spm
@@ -46,14 +46,19 @@ def train(workdir: pathlib.Path, prompts: list[str]) -> None:
     (workdir / "tokenizer.model").write_bytes(model.getvalue())
 
 
-def encode_corpus(workdir: pathlib.Path) -> None:
+def encode_text(processor: spm.SentencePieceProcessor, path: pathlib.Path) -> list[int]:
     """Paragraphs are joined by a newline (a byte token), which ends a chat answer's paragraph too."""
-    processor = load(workdir)
     newline = processor.piece_to_id("<0x0A>")
+    ids: list[int] = []
+    for line in path.read_text().splitlines():
+        ids += processor.encode(line) + [newline]
+    return ids
+
+
+def encode_corpus(workdir: pathlib.Path) -> None:
+    processor = load(workdir)
     for name in ("train", "valid"):
-        ids: list[int] = []
-        for line in (workdir / f"{name}.txt").read_text().splitlines():
-            ids += processor.encode(line) + [newline]
+        ids = encode_text(processor, workdir / f"{name}.txt")
         np.save(workdir / f"{name}.npy", np.array(ids, dtype=np.uint16))
         print(f"{name}: {len(ids)} tokens")
 
@@ -65,5 +70,8 @@ def load(workdir: pathlib.Path) -> spm.SentencePieceProcessor:
 if __name__ == "__main__":
     import tasks
 
-    train(pathlib.Path(sys.argv[1]), tasks.tokenizer_prompts())
-    encode_corpus(pathlib.Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workdir", type=pathlib.Path)
+    folder = parser.parse_args().workdir
+    train(folder, tasks.tokenizer_prompts())
+    encode_corpus(folder)

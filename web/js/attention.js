@@ -86,12 +86,14 @@ export class AttentionView {
       }
       this.#fillChoices();
     }
-    if (params?.length >= 2) {
-      this.layer.value = params[0];
-      this.head.value = params[1];
+    const wanted = params?.length >= 2 ? {layer: Number(params[0]), head: Number(params[1])} : this.app.head;
+    const other = wanted && (this.layer.value !== String(wanted.layer) || this.head.value !== String(wanted.head));
+    if (other) {
+      this.layer.value = String(wanted.layer);
+      this.head.value = String(wanted.head);
     }
     if (this.#tokens.length === 0) this.#tokenize();
-    else if (params?.length >= 2) this.#refresh();
+    else if (other) this.#refresh();
   }
 
   #fillChoices() {
@@ -162,7 +164,9 @@ export class AttentionView {
   async #refresh() {
     if (this.#tokens.length === 0 || this.#tokens.length > LIMIT) return;
     const head = this.#headInfo;
-    this.badge.textContent = `${CLASSES[head.class].name}, θβ ${signed(head.beta, 2)}`;
+    this.app.head = {layer: head.layer, head: head.head};
+    this.badge.textContent = this.#model.position_encoding === 'bam'
+      ? `${CLASSES[head.class].name}, θβ ${signed(head.beta, 2)}` : this.#model.position_encoding;
     this.badge.className = `badge class-${head.class}`;
     this.badge.href = `#prior/${head.layer}/${head.head}`;
     this.badge.title = 'Open the prior of this head';

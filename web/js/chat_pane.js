@@ -1,4 +1,6 @@
-import {h, fill} from './dom.js';
+import {Conversations} from './conversations.js';
+import {h, fill, perFrame, segmented} from './dom.js';
+import {markdown} from './markdown.js';
 import {asCurl, copyButton, Runner} from './runner.js';
 import {tokenCounter} from './token_counter.js';
 import {legend, TokenView} from './tokens.js';
@@ -8,6 +10,7 @@ const PATH = '/v1/chat/completions';
 export class ChatPane {
   #messages = []; // {role, content, node}
   #available = true;
+  #view = 'formatted'; // or 'tokens'
 
   constructor(context) {
     this.context = context;
@@ -17,12 +20,18 @@ export class ChatPane {
     this.input = h('textarea', {id: 'message', rows: 3, placeholder: 'Say something …',
       on: {input: () => this.refreshCount(), keydown: (event) => this.#onKey(event)}});
     this.transcript = h('ol', {class: 'transcript', 'aria-label': 'Conversation', 'aria-live': 'polite'});
-    this.clear = h('button', {type: 'button', class: 'quiet', on: {click: () => this.#clear()}}, 'New conversation');
+    this.clear = h('button', {type: 'button', class: 'quiet', on: {click: () => this.conversations.start()}},
+      'New conversation');
+    this.conversations = new Conversations((conversation) => this.#show(conversation));
     this.refreshCount = tokenCounter(() => this.#tokenizeBody(), (text) => this.onCount?.(text));
     this.node = h('div', {class: 'pane'},
+      this.conversations.node,
       h('details', {class: 'system'}, h('summary', {}, 'System message'),
         h('label', {class: 'visually-hidden', for: 'system'}, 'System message'), this.system),
-      this.transcript, legend(), this.runner.progress, this.runner.stats, this.notice.node,
+      this.transcript,
+      h('div', {class: 'output-head'}, segmented('Show answers as', [['formatted', 'Text'], ['tokens', 'Tokens']], this.#view,
+        (view) => this.#setView(view)), legend()),
+      this.runner.progress, this.runner.stats, this.notice.node,
       h('label', {class: 'field-label', for: 'message'}, 'Message'), this.input,
       h('div', {class: 'actions'}, this.runner.runButton, this.runner.stopButton, this.runner.againButton,
         h('span', {class: 'spacer'}), this.clear,
@@ -31,7 +40,7 @@ export class ChatPane {
           const messages = this.#withDraft();
           return fields && messages.length ? asCurl(PATH, this.#body(messages, fields)) : null;
         })));
-    this.#render();
+    this.#show(this.conversations.current);
   }
 
   setAvailable(available) {
@@ -53,12 +62,14 @@ export class ChatPane {
     const content = this.input.value.trim();
     if (this.runner.busy || !this.#available) return;
     if (!content) {
+      this.notice.hint('The message is empty.', 'Say something first.');
       this.input.focus();
       return;
     }
     const fields = this.context.fields();
     if (!fields) return;
     this.#add('user', content);
+    this.#store();
     this.input.value = '';
     this.#answer(fields);
   }
@@ -81,23 +92,26 @@ export class ChatPane {
     // One conversation has one thread.
     const body = this.#body(this.#sendable(), {...fields, n: undefined});
     const view = new TokenView('Tokens of the answer');
-    view.setMode(this.context.tokenView);
-    const message = this.#add('assistant', '', view.node);
+    const message = this.#add('assistant', '', view);
+    const draw = perFrame(() => this.#drawAnswer(message));
     const summary = await this.runner.run(PATH, body, {
       onDelta: (_, text, tokens) => {
         const list = this.transcript;
         const follows = list.scrollHeight - list.scrollTop - list.clientHeight < 40; // unless somebody scrolled back
         view.addText(text);
         for (const token of tokens) view.addToken(token);
-        if (view.numTokens === 0) view.setMode('text');
+        message.content = view.text;
+        draw();
         if (follows) list.scrollTop = list.scrollHeight;
       },
     }, () => this.#again());
     message.content = view.text;
+    this.#drawAnswer(message);
     if (!summary && view.text === '') {
       this.#messages.pop();
       message.node.remove();
     }
+    this.#store();
     this.refreshCount();
   }
 
@@ -121,25 +135,84 @@ export class ChatPane {
     return this.#available && messages.length ? {messages} : null;
   }
 
-  #add(role, content, body) {
+  // `view`: of an answer that is being written; one that was kept has its text only.
+  #add(role, content, view) {
     if (this.#messages.length === 0) fill(this.transcript);
-    const node = h('li', {class: `message ${role}`}, h('span', {class: 'role'}, role === 'user' ? 'You' : 'Model'),
-      body ?? h('div', {class: 'plain-text'}, content));
-    const message = {role, content, node};
+    const message = {role, content, view};
+    message.body = role === 'user' ? h('div', {class: 'plain-text'}, content) : h('div', {class: 'markdown'});
+    const action = (text, title, run) => h('button', {type: 'button', class: 'quiet small', title, on: {click: run}}, text);
+    const node = message.node = h('li', {class: `message ${role}`},
+      h('span', {class: 'role'}, role === 'user' ? 'You' : 'Model'),
+      h('div', {}, message.body, view?.node, h('div', {class: 'message-actions'},
+        action('Copy', 'Copy this message', (event) => this.#copy(message, event.target)),
+        role === 'user' && action('Edit', 'Ask it differently, in a branch of this conversation', () => this.#edit(message)),
+        action('Branch', 'Go on from here in a new conversation', () => this.#branch(message)))));
+    if (role !== 'user') this.#drawAnswer(message);
     this.#messages.push(message);
     this.transcript.append(node);
     this.transcript.scrollTop = this.transcript.scrollHeight;
     return message;
   }
 
-  #clear() {
+  // Shows a kept conversation; null: an empty one.
+  #show(conversation) {
     this.stop();
     this.#messages = [];
     this.runner.stats.textContent = '';
     this.notice.clear();
+    fill(this.transcript);
+    this.system.value = conversation?.system ?? '';
+    for (const {role, content} of conversation?.messages ?? []) this.#add(role, content);
+    this.runner.againButton.disabled = this.#messages.length === 0;
     this.#render();
-    this.refreshCount();
+    if (this.context.model) this.refreshCount();
+  }
+
+  #store() {
+    this.conversations.store(this.#messages.map(({role, content}) => ({role, content})), this.system.value.trim());
+  }
+
+  #drawAnswer(message) {
+    const tokens = this.#view === 'tokens' && message.view?.numTokens > 0;
+    message.body.hidden = tokens;
+    if (message.view) {
+      message.view.setMode('tokens');
+      message.view.node.hidden = !tokens;
+    }
+    if (!tokens) fill(message.body, markdown(message.content));
+  }
+
+  #setView(view) {
+    this.#view = view;
+    for (const message of this.#messages) if (message.role !== 'user') this.#drawAnswer(message);
+  }
+
+  async #copy(message, button) {
+    try {
+      await navigator.clipboard.writeText(message.content);
+      button.textContent = 'Copied';
+    } catch {
+      button.textContent = 'No access';
+    }
+    setTimeout(() => {
+      button.textContent = 'Copy';
+    }, 1500);
+  }
+
+  #before(message) {
+    return this.#messages.slice(0, this.#messages.indexOf(message)).map(({role, content}) => ({role, content}));
+  }
+
+  #edit(message) {
+    this.conversations.branch(this.#before(message), this.system.value.trim());
+    this.input.value = message.content;
     this.input.focus();
+    this.refreshCount();
+  }
+
+  #branch(message) {
+    this.conversations.branch([...this.#before(message), {role: message.role, content: message.content}],
+      this.system.value.trim());
   }
 
   #render() {

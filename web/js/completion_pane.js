@@ -1,9 +1,11 @@
 import {h, fill, segmented} from './dom.js';
 import {asCurl, copyButton, Runner} from './runner.js';
+import {load, save} from './store.js';
 import {tokenCounter} from './token_counter.js';
 import {legend, TokenView} from './tokens.js';
 
 const PATH = '/v1/completions';
+const KEPT_CHARACTERS = 100000; // of the prompt, over a reload
 const SAMPLES = ['And it came to pass', 'In the beginning', 'Once upon a time'];
 
 export class CompletionPane {
@@ -16,6 +18,8 @@ export class CompletionPane {
     this.notice = this.runner.notice;
     this.prompt = h('textarea', {id: 'prompt', rows: 6, placeholder: 'Write the beginning of a text …',
       on: {input: () => this.refreshCount()}});
+    this.prompt.value = load('prompt', '');
+    this.prompt.addEventListener('input', () => save('prompt', this.prompt.value.slice(0, KEPT_CHARACTERS)));
     this.append = h('button', {type: 'button', class: 'quiet', hidden: true, on: {click: () => this.#appendAnswer()}},
       'Append to the prompt');
     this.output = h('div', {class: 'outputs'});
@@ -49,6 +53,7 @@ export class CompletionPane {
   async run() {
     if (this.runner.busy) return;
     if (!this.prompt.value) {
+      this.notice.hint('The prompt is empty.', 'Write the beginning of a text, or choose one below.');
       this.prompt.focus();
       return;
     }

@@ -25,12 +25,16 @@ function thumbnail(logit, n) {
 }
 
 export class HeadMap {
+  hasPriors = true; // only then a head has a class and parameters
   #cells = new Map(); // "layer/head" -> {button, path, bar}
 
   constructor(host, onSelect) {
     this.onSelect = onSelect;
     this.grid = h('div', {class: 'head-map', role: 'grid', 'aria-label': 'Heads by layer'});
-    host.append(this.grid);
+    this.more = h('p', {class: 'scroll-hint', hidden: true});
+    host.append(this.grid, this.more);
+    this.grid.addEventListener('scroll', () => this.#hint());
+    new ResizeObserver(() => this.#hint()).observe(this.grid);
   }
 
   build(heads, numHeads) {
@@ -43,6 +47,15 @@ export class HeadMap {
         h('div', {class: 'head-cells', role: 'presentation'}, members.map((head) => this.#cell(head)))));
     }
     rovingFocus(this.grid, '.head-cell', numHeads);
+    this.#hint();
+  }
+
+  // Says how many layers are out of sight below.
+  #hint() {
+    const end = this.grid.getBoundingClientRect().bottom;
+    const hidden = [...this.grid.children].filter((row) => row.getBoundingClientRect().top >= end - 8).length;
+    this.more.hidden = hidden === 0 || this.grid.clientHeight === 0;
+    this.more.textContent = `${hidden} more ${hidden === 1 ? 'layer' : 'layers'} below: scroll`;
   }
 
   #cell(head) {
@@ -68,7 +81,7 @@ export class HeadMap {
       const share = visitedShare(head);
       bar.style.setProperty('--share', share ?? 0);
       bar.hidden = share === null;
-      const label = `Layer ${head.layer}, head ${head.head}: ${CLASSES[head.class].name}, θβ ${signed(head.beta, 2)}`
+      const label = `Layer ${head.layer}, head ${head.head}${this.hasPriors ? `: ${CLASSES[head.class].name}, θβ ${signed(head.beta, 2)}` : ''}`
         + (share === null ? '' : `, ${percent(share)} of the tiles visited`);
       button.setAttribute('aria-label', label);
       button.title = label;

@@ -21,6 +21,7 @@ let active = null;
 
 let info = null;
 const app = {
+  head: null, // {layer, head}: the one that was chosen last, in whichever view
   // /props; fails with an ApiError that the view shows.
   info() {
     info ??= getJson('/props').catch((error) => {

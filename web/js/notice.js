@@ -23,6 +23,13 @@ export class Notice {
     fill(this.node);
   }
 
+  // Something that the person in front of the page has to do first.
+  hint(title, text) {
+    clearInterval(this.#timer);
+    fill(this.node, h('div', {}, h('strong', {}, title), ' ', h('span', {}, text)));
+    this.node.hidden = false;
+  }
+
   // retry: what the button does; counts down first when the server said how long to wait.
   show(error, retry) {
     clearInterval(this.#timer);

@@ -34,7 +34,7 @@ export class PasskeyPanel {
     this.result = h('div', {class: 'passkey-result', role: 'status'});
     this.history = h('tbody', {});
     this.historyTable = h('div', {class: 'table-scroll', hidden: true}, h('table', {class: 'runs'},
-      h('thead', {}, h('tr', {}, ['Length', 'Depth', 'Key', 'Answer', 'First token', 'Tokens/s', 'Cached', '']
+      h('thead', {}, h('tr', {}, ['Result', 'Length', 'Depth', 'Key', 'Answer', 'First token', 'Tokens/s', 'Cached']
         .map((text) => h('th', {scope: 'col'}, text)))), this.history));
     this.node = h('section', {class: 'card passkey', 'aria-labelledby': 'passkey-title'},
       h('div', {class: 'card-head'}, h('h2', {id: 'passkey-title'}, 'Hide a passkey'),
@@ -154,10 +154,10 @@ export class PasskeyPanel {
       h('strong', {}, hit ? 'Right.' : 'Wrong.'), hit
         ? ` ${task.key} was found at ${Math.round(task.depth * 100)} % depth of ${count(task.length)} tokens in ${seconds(summary.totalS)}.`
         : ` It was ${task.key}. ${seconds(summary.totalS)} for ${count(task.length)} tokens.`));
-    this.history.prepend(h('tr', {}, h('td', {}, short(task.length)), h('td', {}, `${Math.round(task.depth * 100)} %`),
+    this.history.prepend(h('tr', {}, h('td', {class: hit ? 'right' : 'wrong'}, hit ? 'right' : 'wrong'),
+      h('td', {}, short(task.length)), h('td', {}, `${Math.round(task.depth * 100)} %`),
       h('td', {}, task.key), h('td', {}, text.trim().slice(0, 12) || '–'), h('td', {}, seconds(summary.ttftS)),
-      h('td', {}, rate(speed)), h('td', {}, percent(summary.cachedTokens / task.length)),
-      h('td', {class: hit ? 'right' : 'wrong'}, hit ? 'right' : 'wrong')));
+      h('td', {}, rate(speed)), h('td', {}, percent(summary.cachedTokens / task.length))));
     this.historyTable.hidden = false;
   }
 

@@ -5,9 +5,10 @@ import {CompletionPane} from './completion_pane.js';
 import {h, segmented} from './dom.js';
 import {PasskeyPanel} from './passkey.js';
 import {FieldError, SamplingForm} from './sampling.js';
+import {load, save} from './store.js';
 
 export class PlaygroundView {
-  #mode = 'completion';
+  #mode = load('mode', 'completion') === 'chat' ? 'chat' : 'completion';
   #panes;
   #sampling = new SamplingForm();
   #ready = false;
@@ -64,6 +65,7 @@ export class PlaygroundView {
 
   #setMode(mode) {
     this.#mode = mode;
+    save('mode', mode);
     for (const [name, pane] of Object.entries(this.#panes)) pane.node.hidden = name !== mode;
     this.#sampling.setMode(mode);
     this.count.textContent = '';

@@ -56,7 +56,7 @@ export class PriorView {
         this.#update();
       }}}), h('i', {class: `swatch curve-${key}`}), h('span', {}, text));
     const curveHost = h('div', {});
-    const whatIfHost = h('section', {class: 'card what-if', 'aria-label': 'What if'});
+    const whatIfHost = this.whatIfHost = h('section', {class: 'card what-if', 'aria-label': 'What if'});
     const mapHost = h('div', {});
     const scatterHost = this.scatterHost = h('section', {class: 'card scatter', 'aria-label': 'Scatter of all heads'});
     this.facts = h('tbody', {});
@@ -65,7 +65,7 @@ export class PriorView {
     this.content = h('div', {class: 'prior', hidden: true},
       h('section', {class: 'card map', 'aria-label': 'Heads by layer'},
         h('div', {class: 'card-head'}, h('h2', {}, 'Heads by layer'), this.mapNote), mapHost),
-      h('section', {class: 'card curve', 'aria-label': 'Curve of the chosen head'},
+      this.curveHost = h('section', {class: 'card curve', 'aria-label': 'Curve of the chosen head'},
         h('div', {class: 'card-head'}, this.title, this.badge, h('span', {class: 'spacer'}),
           segmented('Vertical axis', [['log', 'Log'], ['linear', 'Linear'], ['cumulative', 'Cumulative']], this.#mode,
             (mode) => {
@@ -94,10 +94,11 @@ export class PriorView {
 
   async show(params) {
     this.#visible = true;
-    const wanted = params?.length >= 2 ? {layer: Number(params[0]), head: Number(params[1])} : null;
+    const wanted = params?.length >= 2 ? {layer: Number(params[0]), head: Number(params[1])} : this.app.head;
     const isFirst = !this.#model;
     if (isFirst && !(await this.#load(params))) return;
-    if (wanted || isFirst) this.#select(wanted ?? this.#selected);
+    const changed = wanted && (wanted.layer !== this.#selected.layer || wanted.head !== this.#selected.head);
+    if (changed || isFirst) this.#select(wanted ?? this.#selected);
     clearInterval(this.#timer);
     if (this.#visible) this.#timer = setInterval(() => this.#refreshCounters(), COUNTERS_INTERVAL_MS);
   }
@@ -122,10 +123,12 @@ export class PriorView {
       this.loading.hidden = true;
       if (prior.position_encoding !== 'bam' && prior.position_encoding !== 'alibi') {
         this.notice.node.before(h('p', {class: 'empty'}, `This checkpoint uses ${prior.position_encoding}, which has no `
-          + 'prior over distance to show. The sliders show what BAM would do.'));
+          + 'prior over distance to show: what is left are the tiles that attention read.'));
       }
       this.notice.clear();
       this.scatterHost.hidden = prior.position_encoding !== 'bam';
+      this.curveHost.hidden = this.whatIfHost.hidden = !this.#hasPrior;
+      this.map.hasPriors = prior.position_encoding === 'bam';
       this.content.hidden = false;
       this.map.build(prior.heads, prior.num_heads);
       this.map.setCounters(prior.heads);
@@ -154,6 +157,11 @@ export class PriorView {
     }
   }
 
+  // A prior over distance is what BAM learns and what ALiBi fixes; the other encodings have none.
+  get #hasPrior() {
+    return ['bam', 'alibi'].includes(this.#model.position_encoding);
+  }
+
   get #head() {
     const {layer, head} = this.#selected;
     return this.#model.heads.find((each) => each.layer === layer && each.head === head) ?? this.#model.heads[0];
@@ -162,7 +170,7 @@ export class PriorView {
   #select(wanted) {
     this.#selected = wanted;
     const {layer, head} = this.#head; // the first one when there is no such head
-    this.#selected = {layer, head};
+    this.#selected = this.app.head = {layer, head};
     this.map.select(layer, head);
     this.#whatIf = null;
     this.whatIf.setBase(this.#head, this.#model.ssmax && this.#model.ssmax_prior);
@@ -208,9 +216,10 @@ export class PriorView {
     const head = this.#head;
     const n = this.#n;
     this.title.textContent = `Layer ${head.layer}, head ${head.head}`;
-    this.badge.textContent = CLASSES[head.class].name;
+    const learned = this.#model.position_encoding === 'bam';
+    this.badge.textContent = learned ? CLASSES[head.class].name : `ALiBi, slope ${signed(alibiSlope(head.head, this.#model.num_heads), 4)}`;
     this.badge.className = `badge class-${head.class}`;
-    this.classText.textContent = CLASSES[head.class].text;
+    this.classText.textContent = learned ? CLASSES[head.class].text : 'A fixed slope: the same for every text and every training.';
     this.lengthText.textContent = `${short(n)} tokens`;
     this.lengthInput.setAttribute('aria-valuetext', `${count(n)} tokens`);
     this.curves = this.#curves();
@@ -246,7 +255,15 @@ export class PriorView {
     const row = (name, cells, hint) => h('tr', {title: hint}, h('th', {scope: 'row'}, name), cells);
     fill(this.factsHead, h('th', {scope: 'col'}, ''), h('th', {scope: 'col'}, 'this head'),
       this.#whatIf && h('th', {scope: 'col', class: 'what-if-text'}, 'what if'));
+    if (!this.#hasPrior) {
+      fill(this.facts, row('Encoding', [cell(this.#model.position_encoding)]), this.#countersRow(head, 1));
+      this.#showMapNote();
+      return;
+    }
+    const learned = this.#model.position_encoding === 'bam' || this.#whatIf;
     fill(this.facts,
+      !learned && row('Slope', [cell(signed(alibiSlope(head.head, this.#model.num_heads), 4))]),
+      ...(!learned ? [] : [
       row('θα scale', columns.map((c) => cell(signed(c.alpha)))),
       row('θβ shape', columns.map((c) => cell(signed(c.beta)))),
       row('θμ location', columns.map((c) => cell(signed(c.theta_mu), h('small', {}, ` μ ${signed(mu(c.theta_mu), 2)}`)))),
@@ -255,13 +272,17 @@ export class PriorView {
       `what the prior is multiplied by for a query that sees ${count(n)} keys`),
       row('Class', columns.map((c) => cell(CLASSES[c === head ? head.class : headClass(c.beta)].name))),
       row(`Reach at ${short(n)}`, columns.map((c) => cell(reach(this.#reach(c)))),
-        'beyond it no key can matter, whatever it says: its pages are freed'),
+        'beyond it no key can matter, whatever it says: its pages are freed')]),
       row('Reach, served', [cell(reach(head.reach ?? Infinity)), this.#whatIf && cell('–')],
         `what the server uses: certified for ${count(this.#model.max_model_len)} tokens`),
       row('50 % within', within(0.5)), row('90 % within', within(0.9)), row('99 % within', within(0.99)),
       this.#trained > 0 && row(`Within ${short(this.#trained)}`,
         distributions.map((d) => cell(percent(d.mass(0, this.#trained - 1)))), 'share inside the training length'),
       this.#countersRow(head, columns.length));
+    this.#showMapNote();
+  }
+
+  #showMapNote() {
     const [visited, skipped] = this.#model.heads.reduce(([v, s], each) => [v + each.tiles_visited,
       s + each.tiles_skipped], [0, 0]);
     this.mapNote.textContent = visited + skipped > 0

@@ -1,7 +1,7 @@
 // All heads in the plane of their exponent and scale, as in the paper: what a head is can be read off its place.
 
 import {axes, Chart} from './charts.js';
-import {h, segmented, svg} from './dom.js';
+import {fill, h, segmented, svg} from './dom.js';
 import {signed} from './format.js';
 import {alibiSlope, CLASSES} from './prior_math.js';
 import {linearScale, linearTicks} from './scales.js';
@@ -21,22 +21,33 @@ export class PriorScatter {
 
   constructor(host, onSelect) {
     this.onSelect = onSelect;
+    this.legend = h('ul', {class: 'legend'});
     const box = h('div', {});
     host.append(h('div', {class: 'card-head'}, h('h2', {}, 'All heads'),
       segmented('Colour by', [['class', 'Class'], ['layer', 'Layer']], this.#colour, (value) => {
         this.#colour = value;
         this.chart.redraw();
-      })), box, h('ul', {class: 'legend'},
-      ['retrieval', 'heavy_tail', 'local', 'uniform'].map((key) =>
-        h('li', {}, h('i', {class: `swatch round class-${key}`}), CLASSES[key].name)),
-      h('li', {}, h('i', {class: 'swatch cross'}), 'ALiBi')));
+        this.#showLegend();
+      })), box, this.legend);
     this.chart = new Chart(box, {height: (width) => Math.min(380, Math.max(260, width * 0.62)),
       label: 'Scatter of shape and scale of every head', draw: (canvas) => this.#draw(canvas)});
   }
 
   set(data) {
+    const known = this.#data !== null;
     this.#data = data;
+    if (!known) this.#showLegend();
     this.chart.redraw();
+  }
+
+  // What the colours mean: classes, or the way from the first layer to the last.
+  #showLegend() {
+    const last = (this.#data?.numLayers ?? 1) - 1;
+    const colours = this.#colour === 'class'
+      ? ['retrieval', 'heavy_tail', 'local', 'uniform'].map((key) =>
+        h('li', {}, h('i', {class: `swatch round class-${key}`}), CLASSES[key].name))
+      : h('li', {class: 'layer-legend'}, 'layer 0', last > 0 && h('i', {class: 'layer-scale'}), last > 0 && `layer ${last}`);
+    fill(this.legend, colours, h('li', {}, h('i', {class: 'swatch cross'}), 'ALiBi'));
   }
 
   #draw({root, width, height}) {

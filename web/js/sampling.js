@@ -2,6 +2,7 @@
 // default holds.
 
 import {h, field} from './dom.js';
+import {load, save} from './store.js';
 
 export class FieldError extends Error {
   constructor(control, message) {
@@ -124,10 +125,14 @@ export class SamplingForm {
     const phone = matchMedia('(max-width: 620px)').matches; // there, the answer matters more than the fields
     this.node = h('form', {class: 'sampling', 'aria-label': 'Sampling fields'},
       GROUPS.map(([title, fields], at) => h('details', {open: at === 0 && !phone},
-        h('summary', {}, title, h('span', {class: 'set-count', 'aria-hidden': 'true'})),
+        h('summary', {}, title, h('span', {class: 'set-count'})),
         h('div', {class: 'field-grid'}, fields.map((spec) => this.#add(...spec))))));
     this.node.addEventListener('submit', (event) => event.preventDefault());
-    this.node.addEventListener('input', () => this.#changed());
+    this.#restore();
+    this.node.addEventListener('input', () => {
+      this.#changed();
+      this.#keep();
+    });
     this.#changed();
   }
 
@@ -141,11 +146,32 @@ export class SamplingForm {
     return box;
   }
 
+  // Fields survive a reload; only what differs from a fresh page is kept.
+  #keep() {
+    const kept = {};
+    for (const [key, {control, kind, options}] of this.#controls) {
+      const value = kind === 'flag' ? control.checked : control.value;
+      if (value !== (kind === 'flag' ? false : options.value ?? '')) kept[key] = value;
+    }
+    save('sampling', kept);
+  }
+
+  #restore() {
+    for (const [key, value] of Object.entries(load('sampling', {}))) {
+      const {control, kind} = this.#controls.get(key) ?? {};
+      if (!control) continue;
+      if (kind === 'flag') control.checked = value === true;
+      else control.value = String(value);
+    }
+  }
+
   #changed() {
     for (const details of this.node.querySelectorAll('details')) {
       const set = [...details.querySelectorAll('input, select, textarea')]
         .filter((control) => (control.type === 'checkbox' ? control.checked : control.value !== '')).length;
-      details.querySelector('.set-count').textContent = set ? String(set) : '';
+      const badge = details.querySelector('.set-count');
+      badge.textContent = set ? `${set} set` : '';
+      badge.title = `${set} of these fields ${set === 1 ? 'has a value and is' : 'have values and are'} sent; the server's defaults hold for the others`;
     }
     const format = this.#controls.get('response_format').control.value;
     const constraint = this.#controls.get('constraint');

@@ -96,10 +96,13 @@ export class TokenView {
   // token: {text, logprob?, alternatives: [{text, logprob}], id?}
   addToken(token) {
     this.numTokens += 1;
+    // A control token is no part of the text: its name would look like something that the model wrote.
+    const special = /^<[^<>]+>$/.test(token.text) && !this.text.includes(token.text);
     const known = token.logprob !== undefined && token.logprob !== null;
-    const element = h('span', {class: known ? 'token' : 'token unknown', tabindex: this.#first ? '0' : '-1',
+    const element = h('span', {class: `token${known ? '' : ' unknown'}${special ? ' special' : ''}`, tabindex: this.#first ? '0' : '-1',
       role: 'button', vars: known ? {'--p': Math.exp(token.logprob).toFixed(4)} : undefined},
-    token.text === '\n' ? '↵\n' : token.text);
+    special ? '∎' : token.text === '\n' ? '↵\n' : token.text);
+    if (special) element.title = `${token.text}: the model ended its answer here`;
     if (known) {
       element.setAttribute('aria-label', `${visible(token.text)}, ${percent(Math.exp(token.logprob))}`);
       this.#tokens.set(element, token);

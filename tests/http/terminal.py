@@ -1,0 +1,84 @@
+"""A program on a terminal of its own: what a person types, sees and presses."""
+
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import termios
+import fcntl
+import time
+
+import bamtest
+
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
+
+
+class Terminal:
+    """`bam …` on a pseudo terminal of 100 columns."""
+
+    def __init__(self, *arguments, environment=None, cwd=None):
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("BAM_")}
+        clean.update({"TERM": "xterm", "LC_ALL": "C.UTF-8", **(environment or {})})
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            try:
+                if cwd:
+                    os.chdir(cwd)
+                os.execve(bamtest.BAM, [bamtest.BAM, *arguments], clean)
+            finally:
+                os._exit(127)
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        self.raw = ""
+        self.seen = 0  # how much of the text earlier waits have passed
+        self.status = None
+
+    @property
+    def text(self):
+        """Everything that was written, without cursor movements."""
+        return CONTROL.sub("", self.raw)
+
+    def _read(self, timeout):
+        if not select.select([self.fd], [], [], timeout)[0]:
+            return True
+        try:
+            data = os.read(self.fd, 65536)
+        except OSError:  # the other end is closed
+            return False
+        self.raw += data.decode("utf-8", "replace")
+        return bool(data)
+
+    def wait(self, pattern):
+        """Reads on until something new matches; returns the match."""
+        deadline = time.monotonic() + bamtest.PATIENCE
+        while True:
+            found = re.compile(pattern).search(self.text, self.seen)
+            if found:
+                self.seen = found.end()
+                return found
+            if not self._read(0.5) or time.monotonic() > deadline:
+                raise AssertionError(f"never seen: {pattern!r} in\n{self.text[-3000:]}")
+
+    def type(self, text):
+        os.write(self.fd, text.encode())
+
+    def press(self, key):
+        """"C" is Ctrl-C."""
+        os.write(self.fd, bytes([ord(key) - 64]))
+
+    def wait_exit(self):
+        """The exit code; negative: the signal."""
+        deadline = time.monotonic() + bamtest.PATIENCE
+        while self._read(0.2) and time.monotonic() < deadline:
+            pass
+        if self.status is None:
+            _, status = os.waitpid(self.pid, 0)
+            self.status = os.waitstatus_to_exitcode(status)
+            os.close(self.fd)
+        return self.status
+
+    def close(self):
+        if self.status is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait_exit()

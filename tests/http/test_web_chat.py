@@ -1,0 +1,110 @@
+"""Conversations of the page: kept, branched, exported, formatted: test_web_chat.py --bam build/bam [unittest arguments].
+
+Needs what test_web.py needs.
+"""
+
+import json
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from page_harness import main, PageTest  # noqa: E402
+
+PANE = "#view-playground .pane:not([hidden])"
+MESSAGES = ("return [...document.querySelectorAll('.message')].map((m) => "
+            "[m.classList[1], m.querySelector('.plain-text, .markdown').textContent])")
+
+
+class Chat(PageTest):
+    def begin(self):
+        self.open()
+        self.page.click(".segmented input[value=chat]")
+        self.sampling(max_tokens="8", temperature="0", ignore_eos=True)
+
+    def say(self, text):
+        self.page.script("document.querySelector(`${arguments[0]} .stats`).textContent = ''", PANE)
+        self.page.type("#message", text)
+        self.page.press("Control+Enter")
+        self.wait_text(f"{PANE} .stats", "first token after", 60)
+
+    def test_a_conversation_survives_a_reload(self):
+        self.begin()
+        self.say("Hello there")
+        self.say("And now?")
+        seen = self.page.script(MESSAGES)
+        self.assertEqual([role for role, _ in seen], ["user", "assistant", "user", "assistant"])
+        self.visit()
+        self.page.wait("the messages", lambda: self.page.count(".message") == 4)
+        self.assertEqual(self.page.script(MESSAGES), seen)
+        self.assertEqual(self.page.script("return document.querySelector('.sampling [name=max_tokens]').value"), "8")
+        self.page.click(f"{PANE} .actions button:nth-of-type(4)")  # New conversation
+        self.page.wait("an empty one", lambda: self.page.count(".message") == 0)
+        self.say("Another subject")
+        names = self.page.script("return [...document.querySelectorAll('#conversation option')].map((o) => o.textContent)")
+        self.assertEqual(names, ["New conversation", "Another subject", "Hello there"])
+        self.page.script("const s = document.querySelector('#conversation'); s.value = s.options[2].value;"
+                         "s.dispatchEvent(new Event('change'))")
+        self.page.wait("the first one", lambda: self.page.script(MESSAGES) == seen)
+
+    def test_edit_and_branch_lose_nothing(self):
+        self.begin()
+        self.say("Hello there")
+        self.say("And now?")
+        self.page.script("document.querySelectorAll('.message.user')[1].querySelectorAll('.message-actions button')[1].click()")
+        self.page.wait("a branch", lambda: self.page.count(".message") == 2)
+        self.assertEqual(self.page.script("return document.querySelector('#message').value"), "And now?")
+        self.page.script("document.querySelectorAll('.message.assistant')[0].querySelectorAll('.message-actions button')[1].click()")
+        names = self.page.script("return [...document.querySelectorAll('#conversation option')].map((o) => o.textContent)")
+        self.assertEqual(len(names), 4)
+        stored = json.loads(self.page.script("return localStorage.getItem('bam.conversations')"))
+        self.assertEqual(sorted(len(each["messages"]) for each in stored), [2, 2, 4])
+
+    def test_export(self):
+        self.begin()
+        self.say("Hello there")
+        self.page.script("window.files = []; URL.createObjectURL = (blob) => { window.files.push(blob); return 'blob:nothing'; };"
+                         "HTMLAnchorElement.prototype.click = () => {}")
+        self.page.script("for (const b of document.querySelectorAll('.conversations button')) "
+                         "if (['JSON', 'Markdown'].includes(b.textContent)) b.click()")
+        texts = self.page.command("POST", "/execute/async", {"args": [], "script":
+                                  "Promise.all(window.files.map((f) => f.text())).then(arguments[arguments.length - 1])"})
+        self.assertEqual([m["role"] for m in json.loads(texts[0])["messages"]], ["user", "assistant"])
+        self.assertIn("## user\n\nHello there\n", texts[1])
+
+    def test_a_new_name_and_the_end_of_a_conversation(self):
+        self.begin()
+        self.say("Hello there")
+        self.page.script("window.prompt = () => 'My talk'")
+        self.page.click(".conversations button:nth-of-type(1)")
+        self.assertIn("My talk", self.page.text("#conversation"))
+        self.page.click(".conversations button:nth-of-type(2)")
+        self.page.wait("it is gone", lambda: self.page.count(".message") == 0)
+        self.assertNotIn("My talk", self.page.text("#conversation"))
+
+
+class Markdown(PageTest):
+    def render(self, text):
+        answer = self.page.command("POST", "/execute/async", {"args": [text], "script":
+            "const done = arguments[1]; import('/js/markdown.js').then((m) => { const box = document.createElement('div');"
+            "box.append(...m.markdown(arguments[0])); done(box.innerHTML); }, (e) => done(String(e)))"})
+        return answer
+
+    def test_blocks_and_words(self):
+        self.open("engine")
+        self.assertEqual(self.render("# Title\n\nSome *soft* and **loud** `code`\nnext"),
+                         "<h3>Title</h3><p>Some <em>soft</em> and <strong>loud</strong> <code>code</code><br>next</p>")
+        self.assertEqual(self.render("- one\n- two\n  more\n\n1. first"), "<ul><li>one</li><li>two more</li></ul><ol><li>first</li></ol>")
+        self.assertEqual(self.render("```py\na < b\n```\n> quoted"),
+                         "<pre><code>a &lt; b</code></pre><blockquote><p>quoted</p></blockquote>")
+        self.assertEqual(self.render("```\nunfinished"), "<pre><code>unfinished</code></pre>")
+
+    def test_nothing_becomes_markup(self):
+        self.open("engine")
+        for text in ("<img src=x onerror=alert(1)>", "[x](javascript:alert(1))", "`<b>`", "# <script>alert(1)</script>"):
+            shown = self.render(text)
+            self.assertNotRegex(shown, r"<(img|script|b)\b|href=.?javascript", text)
+        self.assertIn('rel="noreferrer noopener"', self.render("[site](https://example.com/a)"))
+
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__))
