@@ -22,6 +22,7 @@ struct ActiveRequest {
   int32_t num_unfinished = 0;
   bool prompt_done = false;
   bool paused = false;  // gets no rows until its reader has caught up
+  int num_losses = 0;   // of ranks, that it lived through
 
   Clock::time_point submitted_at{};
   std::optional<Clock::time_point> deadline;
@@ -32,8 +33,8 @@ struct ActiveRequest {
   int64_t progress_sent = -1;  // prompt positions of the last ProgressEvent
   std::vector<double> pooled;  // [hidden] sum of the rows so far, with pooling
   int64_t pooled_rows = 0;
-  std::vector<Event> events;   // of the current step
-  bool touched = false;        // has events to deliver or is done
+  std::vector<Event> events;  // of the current step
+  bool touched = false;       // has events to deliver or is done
 
   bool done() const { return num_unfinished == 0; }
   bool queued() const { return !started_at.has_value(); }

@@ -17,6 +17,8 @@
 #include "base/log.h"
 #include "engine/admission.h"
 #include "engine/engine_core.h"
+#include "engine/engine_setup.h"
+#include "engine/pace.h"
 #include "engine/snapshot.h"
 
 namespace bam {
@@ -48,33 +50,22 @@ struct Published {
   uint64_t steps = 0;  // so far
 };
 
-// Real time by what the cost model said, over the last seconds with work.
-class Pace {
- public:
-  void note(double real_ms, double predicted_ms) {
-    const double kept = std::exp(-real_ms / kWindowMs);
-    real_ms_ = kept * real_ms_ + real_ms;
-    predicted_ms_ = kept * predicted_ms_ + predicted_ms;
-  }
-  double ratio() const { return std::clamp(real_ms_ / predicted_ms_, 0.1, 100.0); }
-
- private:
-  static constexpr double kWindowMs = 5000, kPriorMs = 100;
-  double real_ms_ = kPriorMs, predicted_ms_ = kPriorMs;
-};
-
 }  // namespace
 
 struct Engine::Impl final : EngineCore::Observer {
-  Impl(std::unique_ptr<BamModel> owned_model, EngineConfig config, uint64_t tokenizer_fingerprint, TimeSource& source)
+  Impl(std::unique_ptr<BamModel> owned_model, EngineConfig config, uint64_t tokenizer_fingerprint, TimeSource& source,
+       GroupSource* group)
+      : Impl(std::move(owned_model), tokenizer_fingerprint, source,
+             set_up_engine(*owned_model, std::move(config), tokenizer_fingerprint, group)) {}
+  Impl(std::unique_ptr<BamModel>&& owned_model, uint64_t tokenizer_fingerprint, TimeSource& source, EngineSetup setup)
       : time(source),
         model(std::move(owned_model)),
-        plan(plan_kv(*model, std::move(config))),
+        plan(setup.plan),
         model_config(model->config()),
-        heads(model->heads()),
-        core(*model, plan, stats, time, *this),
-        snapshots(plan.config.kv_dir, snapshot_identity(*model, tokenizer_fingerprint), core.kv(), model->backend(),
-                  core.kv_view(),
+        heads(std::move(setup.heads)),
+        core(*model, plan.config, std::move(setup.runner), setup.sizes, stats, time, *this),
+        snapshots(plan.config.kv_dir, snapshot_identity(*model, setup.reach, tokenizer_fingerprint), core.kv(),
+                  core.runner(), plan.layout,
                   [this](const std::function<void()>& work) { run_between_steps([&](EngineCore&) { work(); }); }) {
     log::info("{}", describe(plan));
     publish_now(time.now());
@@ -163,7 +154,8 @@ struct Engine::Impl final : EngineCore::Observer {
   std::atomic<Clock::rep> progress_at{0};
   std::atomic<double> expected_step_ms{0};
   std::atomic<bool> lost{false};  // the device
-  std::thread thread;             // last: starts when everything else is there
+  std::atomic<bool> group_ready{true};
+  std::thread thread;  // last: starts when everything else is there
 };
 
 SubmitResult Engine::Impl::queue_full(std::string message, QueueForecast::Goal goal, const Published& picture,
@@ -240,6 +232,9 @@ void Engine::Impl::run_between_steps(std::function<void(EngineCore&)> work) {
     } catch (const DeviceLost& e) {
       c.lose_device(e.what());
       throw;
+    } catch (const PeerLost& e) {
+      c.lose_group(e.what());
+      throw;
     }
   });
   std::future<void> done = task.get_future();
@@ -260,11 +255,15 @@ void Engine::Impl::run_between_steps(std::function<void(EngineCore&)> work) {
 bool Engine::Impl::take_inbox() {
   messages.clear();
   std::unique_lock lock(mutex);
-  if (!core.has_work()) {
+  const bool nothing_to_do = !core.has_work();
+  if (nothing_to_do || !core.ready()) {
     progress_at.store(0, std::memory_order_relaxed);
-    busy = false;
-    idle.notify_all();
-    const auto until = core.next_deadline();  // of requests that are paused
+    if (nothing_to_do) {
+      busy = false;
+      idle.notify_all();
+    }
+    // Of requests that are paused, or of ranks.
+    const auto until = std::min(core.next_deadline(), core.next_watch(time.now()));
     while (!stopping && inbox.empty() && time.now() < until) time.wait(wake, lock, until);
     busy_since = time.now();
   }
@@ -301,6 +300,8 @@ void Engine::Impl::handle(Message& message) {
 void Engine::Impl::run() {
   while (take_inbox()) {
     for (Message& message : messages) handle(message);
+    core.watch();
+    group_ready.store(core.ready(), std::memory_order_relaxed);
     core.expire(time.now());
     if (!core.device_lost().empty()) core.fail_all();
     if (!core.has_work()) {
@@ -309,10 +310,8 @@ void Engine::Impl::run() {
       tell_kv_events();
       continue;
     }
-    mark_progress();
-    core.step();
+    if (core.step()) mark_progress();
     expected_step_ms.store(core.expected_step_ms(), std::memory_order_relaxed);
-    mark_progress();
     const auto end = time.now();
     if (end - published_at >= kPublishInterval || !core.has_work()) publish(end);
     note_device();
@@ -378,8 +377,9 @@ void Engine::Impl::publish_now(Clock::time_point now) {
   published.store(std::make_shared<const Published>(std::move(picture)));
 }
 
-Engine::Engine(std::unique_ptr<BamModel> model, EngineConfig config, uint64_t tokenizer_fingerprint, TimeSource& time)
-    : impl_(std::make_unique<Impl>(std::move(model), std::move(config), tokenizer_fingerprint, time)) {}
+Engine::Engine(std::unique_ptr<BamModel> model, EngineConfig config, uint64_t tokenizer_fingerprint, TimeSource& time,
+               GroupSource* group)
+    : impl_(std::make_unique<Impl>(std::move(model), std::move(config), tokenizer_fingerprint, time, group)) {}
 
 Engine::~Engine() = default;
 
@@ -452,6 +452,8 @@ bool Engine::healthy() const {
   return impl_->seconds_since(Clock::time_point(Clock::duration(progress))) <
          std::max(kMinHealthySeconds, 20 * usual_s);
 }
+
+bool Engine::ready() const { return impl_->group_ready.load(std::memory_order_relaxed); }
 
 double Engine::predict_ttft_s(int64_t prompt_tokens) const {
   return 1e-3 * impl_->published.load()->load.predict_ttft_ms(prompt_tokens);

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/kv_events.h"
 #include "engine/config.h"
+#include "engine/kv_events.h"
 #include "engine/request.h"
 #include "engine/snapshot_error.h"
 #include "engine/stats.h"
@@ -20,6 +20,7 @@
 namespace bam {
 
 class BamModel;
+class GroupSource;
 struct HeadReport;
 struct ModelConfig;
 
@@ -42,10 +43,11 @@ struct SubmitResult {
 // like put a message into its inbox, which is the only lock. All public methods may be called from any thread.
 class Engine {
  public:
-  // tokenizer_fingerprint goes into snapshot headers; `time` outlives the engine. Throws Error when the KV memory holds
-  // less than one page per group.
+  // tokenizer_fingerprint goes into snapshot headers; `time` and `group` outlive the engine. With a group the model is its
+  // first stage, this is rank 0, and the other ranks (run_stage_worker) are waited for. Throws Error when the KV memory
+  // holds less than one page per group, and with one line that says why there is no group.
   Engine(std::unique_ptr<BamModel> model, EngineConfig config, uint64_t tokenizer_fingerprint,
-         TimeSource& time = steady_time());
+         TimeSource& time = steady_time(), GroupSource* group = nullptr);
   ~Engine();  // aborts what still runs
 
   SubmitResult submit(Request request, std::shared_ptr<EventSink> sink);
@@ -76,8 +78,8 @@ class Engine {
   int64_t capacity_tokens() const;  // tokens that fit when no page is freed early
   const EngineStats& stats() const;
   std::shared_ptr<const EnginePicture> picture() const;
-  // Called once, on the engine's thread, when the device is lost for this process; requests have been ended by then and
-  // new ones are refused. Set it before the first request.
+  // Called once, on the engine's thread, when the device is lost for this process, or ranks for good; requests have been
+  // ended by then and new ones are refused. Set it before the first request.
   void on_device_lost(std::function<void(const std::string& what)> callback);
   // What happens to cached blocks, in order, on the engine's thread after each step; from the next step on. With stages,
   // those of the first one.
@@ -85,6 +87,8 @@ class Engine {
   // False when work exists, paused requests apart, but no step or message was finished for too long;
   // or the device is lost.
   bool healthy() const;
+  // False while a lost rank is waited for. Requests are accepted and go on when it is back.
+  bool ready() const;
   // Predicted seconds until a new prompt of this length would produce its first token.
   double predict_ttft_s(int64_t prompt_tokens) const;
 

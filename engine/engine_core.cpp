@@ -9,7 +9,9 @@
 #include <fmt/format.h>
 
 #include "base/log.h"
+#include "engine/model_runner.h"
 #include "engine/philox.h"
+#include "transport/transport.h"
 
 namespace bam {
 
@@ -18,17 +20,21 @@ namespace {
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 double milliseconds(Clock::duration d) { return 1e3 * seconds(d); }
 
-SchedulerLimits limits_of(const EngineConfig& config, const BamModel& model) {
-  return {config.max_num_seqs, config.max_batched_tokens, model.options().max_logit_rows, config.step_target_ms,
+// A result comes at the latest after as many times of the slowest stage as steps can be under way: they share the target.
+SchedulerLimits limits_of(const EngineConfig& config, const BamModel& model, int depth, size_t stages) {
+  return {config.max_num_seqs,
+          config.max_batched_tokens,
+          model.options().max_logit_rows,
+          config.step_target_ms / depth,
+          static_cast<int>(stages),
           std::chrono::milliseconds(static_cast<int64_t>(1e3 * config.promote_after_s))};
 }
 
+// How long the thread waits for a result before it looks at its inbox again.
+constexpr auto kPatience = std::chrono::milliseconds(2);
+
 // Room for an answer of this length is taken at once, not while it is written.
 constexpr int64_t kReservedTokens = 4096;
-
-std::string reason_of(const std::exception& e) {
-  return dynamic_cast<const std::bad_alloc*>(&e) ? "the server is out of memory" : e.what();
-}
 
 uint64_t random_key() {
   std::random_device device;
@@ -38,21 +44,35 @@ uint64_t random_key() {
 }  // namespace
 
 EngineCore::EngineCore(BamModel& model, const KvPlan& plan, EngineStats& stats, TimeSource& time, Observer& observer)
+    : EngineCore(model, plan.config, std::make_unique<ModelRunner>(model, plan), {{plan.geometry, plan.num_pages}},
+                 stats, time, observer) {}
+
+EngineCore::EngineCore(BamModel& model, const EngineConfig& config, std::unique_ptr<StepRunner> runner,
+                       const std::vector<StagedKv::Stage>& stages, EngineStats& stats, TimeSource& time,
+                       Observer& observer)
     : model_(model),
-      config_(plan.config),
+      config_(config),
       stats_(stats),
       time_(time),
-      page_bytes_(plan.layout.page_bytes()),
-      kv_(plan.geometry, plan.num_pages, plan.config.prefix_cache, model.fingerprint()),
-      cost_(plan.config.step_target_ms),
-      scheduler_(limits_of(plan.config, model), kv_, cost_),
+      page_bytes_(runner->page_bytes()),
+      kv_(stages, config.prefix_cache, model.fingerprint()),
+      cost_(config.step_target_ms),
+      scheduler_(limits_of(config, model, runner->depth(), stages.size()), kv_, cost_),
       book_(scheduler_, reserve_, stats, time, observer),
       report_(scheduler_, kv_, cost_, stats),
-      runner_(model, plan),
+      runner_(std::move(runner)),
+      flights_(static_cast<size_t>(runner_->depth())),
       sampler_(static_cast<int32_t>(model.config().vocab_size), model.config().eos_token_ids,
                model.backend().threads()),
       seed_key_(random_key()) {
-  if (!config_.device_sampling || !runner_.supports_drawing()) return;
+  for (Flight& flight : flights_) {
+    const auto sequences = static_cast<size_t>(config_.max_num_seqs);
+    flight.rows.reserve(sequences);
+    flight.stays.reserve(sequences);
+    flight.tables.reserve(sequences);
+    flight.batch.reserve(config_.max_batched_tokens, config_.max_num_seqs, model.options().max_logit_rows);
+  }
+  if (!config_.device_sampling || !runner_->supports_drawing()) return;
   append_draw_ = [this](const Sequence& sequence, DrawBatch& batch) {
     // The first token of every choice comes from one row: the host draws them all.
     const bool forks = sequence.request->request.n > 1 && !sequence.request->prompt_done;
@@ -184,11 +204,21 @@ void EngineCore::expire(Clock::time_point now) {
   book_.deliver();
 }
 
-void EngineCore::step() {
+bool EngineCore::step() {
   reserve_.refill();
+  if (forming_) return false;
+  // What has arrived goes out first: whoever hears of it may say something before more rows are issued.
+  if (num_in_flight_ > 0 && finish_step(std::chrono::milliseconds(0))) return true;
   const bool scheduled = scheduler_.has_work();
-  if (scheduled) step_sequences();
-  advance_probes(!scheduled);
+  bool worked = scheduled && num_in_flight_ < flights_.size() && issue_step();
+  if (num_in_flight_ == flights_.size() || (num_in_flight_ > 0 && !worked)) {
+    if (finish_step(worked ? std::chrono::milliseconds(0) : kPatience)) worked = true;
+  }
+  if (!probes_.empty()) {
+    advance_probes(!scheduled);
+    worked = true;
+  }
+  return worked;
 }
 
 const SchedulePlan* EngineCore::make_plan(Clock::time_point now) {
@@ -212,36 +242,17 @@ void EngineCore::shed_youngest(const std::string& why) {
   book_.deliver();
 }
 
-void EngineCore::step_sequences() {
-  const auto start = time_.now();
-  const SchedulePlan* made = make_plan(start);
-  if (!made) return;
-  const SchedulePlan& plan = *made;
-  try {
-    runner_.copy_pages(kv_.pending_copies());
-    if (plan.empty()) return;  // all that is left to run was preempted just now
-    runner_.run(plan, append_draw_);
-    sample_next(plan);
-    compute_done(plan, start);
-  } catch (const DeviceLost& e) {
-    return lose_device(e.what());
-  } catch (const std::exception& e) {
-    fail_step(plan, reason_of(e));
-  }
-  book_.deliver();
-}
-
 // Everything that follows from what a step computed, but for the delivery of its events.
-void EngineCore::compute_done(const SchedulePlan& plan, Clock::time_point start) {
+void EngineCore::compute_done(const Flight& flight, const StepResult& result) {
   const auto computed = time_.now();
-  for (size_t i = 0; i < plan.rows.size(); ++i) advance(i, plan.rows[i], computed);
-  const double step_ms = milliseconds(time_.now() - start);
-  cost_.observe(plan.load, step_ms);
+  for (size_t i = 0; i < flight.rows.size(); ++i) advance(flight, result, i, computed);
+  const double step_ms = result.slowest_ms > 0 ? result.slowest_ms : milliseconds(time_.now() - flight.start);
+  cost_.observe(flight.load, step_ms);
   step_ms_ = step_ms_ == 0 ? step_ms : 0.8 * step_ms_ + 0.2 * step_ms;
-  if (plan.rows.front().num_rows == 1) report_.note_decode_step(step_ms);
-  for (const ScheduledRows& rows : plan.rows) {  // now that the predictions know of this step
-    Sequence& c = *rows.sequence;
-    if (!c.request->prompt_done && !c.request->done()) send_progress(c, computed);
+  if (flight.rows.front().num_rows == 1) report_.note_decode_step(milliseconds(time_.now() - flight.start));
+  for (size_t i = 0; i < flight.rows.size(); ++i) {  // now that the predictions know of this step
+    Sequence* c = sequence_of(flight, i);
+    if (c && !c->request->prompt_done) send_progress(*c, computed);
   }
   stats_.steps.fetch_add(1, std::memory_order_relaxed);
   stats_.step_s.observe(1e-3 * step_ms);
@@ -262,35 +273,40 @@ void EngineCore::note_admitted(const SchedulePlan& plan, Clock::time_point now) 
   }
 }
 
-void EngineCore::sample_next(const SchedulePlan& plan) {
-  samples_.assign(plan.rows.size(), std::nullopt);
+std::span<const float> EngineCore::logits(const Flight& flight, const StepResult& result, size_t entry,
+                                          int64_t position) const {
+  return {result.logits[flight.batch.logit_row(entry, position)], static_cast<size_t>(model_.config().vocab_size)};
+}
+
+void EngineCore::sample_next(const Flight& flight, const StepResult& result) {
+  samples_.assign(flight.rows.size(), std::nullopt);
   host_rows_.clear();
-  const auto samples = [](const ScheduledRows& rows) {
-    const Sequence& s = *rows.sequence;
-    return s.num_computed + rows.num_rows == s.num_known() && s.num_known() < s.max_len;
-  };
-  for (size_t i = 0; i < plan.rows.size(); ++i) {
-    if (!samples(plan.rows[i])) continue;
-    if (const std::optional<int32_t> drawn = runner_.drawn(i)) {
-      samples_[i] = Sampler::from_draw(*drawn);
+  for (size_t i = 0; i < flight.rows.size(); ++i) {
+    const StepBatch::Entry& entry = flight.batch.entries[i];
+    Sequence* c = sequence_of(flight, i);
+    if (!entry.samples || !c) continue;
+    if (entry.draw >= 0) {
+      samples_[i] = Sampler::from_draw(result.drawn[static_cast<size_t>(entry.draw)]);
       continue;
     }
-    Sequence& c = *plan.rows[i].sequence;
     samples_[i].emplace();
-    host_rows_.push_back({runner_.logits(i, c.num_known() - 1), &*c.sampler, {}});
+    host_rows_.push_back({logits(flight, result, i, c->num_known() - 1), &*c->sampler, {}});
   }
   sampler_.sample(host_rows_);
-  for (size_t i = 0, row = 0; i < plan.rows.size(); ++i) {
-    if (samples_[i] && !runner_.drawn(i)) samples_[i] = std::move(host_rows_[row++].sample);
+  for (size_t i = 0, row = 0; i < flight.rows.size(); ++i) {
+    if (samples_[i] && flight.batch.entries[i].draw < 0) samples_[i] = std::move(host_rows_[row++].sample);
   }
 }
 
-void EngineCore::advance(size_t entry, const ScheduledRows& rows, Clock::time_point now) {
-  Sequence& c = *rows.sequence;
+void EngineCore::advance(const Flight& flight, const StepResult& result, size_t entry, Clock::time_point now) {
+  Sequence* const alive = sequence_of(flight, entry);
+  if (!alive) return;  // or another choice of this request failed in this step
+  Sequence& c = *alive;
   ActiveRequest& r = *c.request;
-  if (r.done()) return;  // another choice of this request failed in this step
-  c.num_computed += rows.num_rows;
-  if (c.wants_hidden ? !pool_rows(entry, c) : c.wants_prompt_logits() && !send_prompt_logprobs(entry, c)) {
+  c.num_computed += flight.rows[entry].num_rows;
+  const bool sane = c.wants_hidden ? pool_rows(flight, result, entry, c)
+                                   : !c.wants_prompt_logits() || send_prompt_logprobs(flight, result, entry, c);
+  if (!sane) {
     return fail_request(r, "the model produced NaN logits");
   }
   // Before publishing: pages of a failed request must not reach the cache.
@@ -314,7 +330,7 @@ void EngineCore::advance(size_t entry, const ScheduledRows& rows, Clock::time_po
   }
   take_token(c, std::move(*sample), now);
   for (size_t i = 1; first && i < r.choices.size(); ++i) {
-    Sample other = sampler_.one().sample(runner_.logits(entry, c.num_computed - 1), *r.choices[i]->sampler);
+    Sample other = sampler_.one().sample(logits(flight, result, entry, c.num_computed - 1), *r.choices[i]->sampler);
     if (const auto error = sample_error(other, *r.choices[i]); !error.empty()) {
       return fail_request(r, std::string(error));
     }
@@ -332,15 +348,15 @@ std::string_view EngineCore::sample_error(const Sample& sample, const Sequence& 
   return failure.empty() ? "the constraint allows no token" : failure;
 }
 
-bool EngineCore::send_prompt_logprobs(size_t entry, Sequence& c) {
-  const ModelRunner::LogitRows& rows = runner_.logit_rows(entry);
+bool EngineCore::send_prompt_logprobs(const Flight& flight, const StepResult& result, size_t entry, Sequence& c) {
+  const int64_t first = flight.batch.entries[entry].first_logit;
   const int64_t end = std::min(c.num_computed, c.num_prompt - 1);
   PromptLogprobsEvent event;
   event.first = c.logits_from + 1;
-  for (int64_t position = std::max(c.logits_from, rows.first_pos); position < end; ++position) {
+  for (int64_t position = std::max(c.logits_from, first); position < end; ++position) {
     const int32_t next = c.tokens[static_cast<size_t>(position + 1)];
-    auto logprobs =
-        sampler_.one().logprobs(runner_.logits(entry, position), next, c.request->request.sampling.num_prompt_logprobs);
+    auto logprobs = sampler_.one().logprobs(logits(flight, result, entry, position), next,
+                                            c.request->request.sampling.num_prompt_logprobs);
     if (!logprobs) return false;
     event.logprobs.push_back(std::move(*logprobs));
   }
@@ -352,15 +368,16 @@ bool EngineCore::send_prompt_logprobs(size_t entry, Sequence& c) {
 }
 
 // Rows are added in the order of their positions, whatever steps they come in.
-bool EngineCore::pool_rows(size_t entry, Sequence& c) {
+bool EngineCore::pool_rows(const Flight& flight, const StepResult& result, size_t entry, Sequence& c) {
   ActiveRequest& r = *c.request;
   if (r.prompt_done) return true;
-  const ModelRunner::LogitRows& rows = runner_.logit_rows(entry);
+  const StepBatch::Entry& rows = flight.batch.entries[entry];
   const int64_t end = std::min(c.num_computed, c.num_prompt);
-  r.pooled.resize(static_cast<size_t>(model_.config().hidden_size));
-  for (int64_t position = rows.first_pos; position < std::min(end, rows.first_pos + rows.count); ++position) {
-    const std::span<const float> row = runner_.hidden(entry, position);
-    for (size_t i = 0; i < row.size(); ++i) r.pooled[i] += row[i];
+  const auto hidden = static_cast<size_t>(model_.config().hidden_size);
+  r.pooled.resize(hidden);
+  for (int64_t i = 0; i < rows.num_logits && rows.first_logit + i < end; ++i) {
+    const float* row = result.hidden + (rows.logit_offset + static_cast<size_t>(i)) * hidden;
+    for (size_t h = 0; h < hidden; ++h) r.pooled[h] += row[h];
     ++r.pooled_rows;
   }
   if (c.wants_prompt_logits()) c.logits_from = end >= c.num_prompt - 1 ? INT64_MAX : end;
@@ -393,7 +410,7 @@ void EngineCore::fork_choices(Sequence& first) {
     c.tokens = first.tokens;
     c.num_prompt = first.num_prompt;
     c.max_len = first.max_len;
-    c.num_computed = first.num_computed;
+    c.num_computed = c.num_scheduled = first.num_computed;
     kv_.fork(first.blocks, c.blocks);
     scheduler_.add_running(c);
   }
@@ -430,43 +447,34 @@ bool EngineCore::is_eos(int32_t token) const {
 
 void EngineCore::fail_request(ActiveRequest& r, const std::string& message) {
   log::warn("request {}: {}", r.request.id, message);
-  const int64_t own_blocks_from = r.cached_tokens / kv_.geometry().page_size();
+  const int64_t own_blocks_from = r.cached_tokens / kv_.page_size();
   for (const auto& c : r.choices) reserve_.insist([&] { kv_.quarantine(c->blocks, c->tokens, own_blocks_from); });
   book_.end_request(r, FinishReason::kError, message);
 }
 
 // Nothing of the step is published yet or all of it is right: what these requests have in the cache may stay.
-void EngineCore::fail_step(const SchedulePlan& plan, const std::string& what) {
+void EngineCore::fail_step(std::span<const ScheduledRows> step, const std::string& what) {
   log::error("a step failed: {}", what);
-  for (const ScheduledRows& rows : plan.rows) {
+  for (const ScheduledRows& rows : step) {
     ActiveRequest& r = *rows.sequence->request;
     reserve_.insist([&] { book_.finish_request(r, FinishReason::kError, "the step failed: " + what); });
-  }
-}
-
-void EngineCore::lose_device(const std::string& what) {
-  if (device_lost_.empty()) log::error("{}", what);
-  device_lost_ = what;
-  fail_all();
-}
-
-void EngineCore::advance_probes(bool alone) {
-  probes_.drop_stopped();
-  if (probes_.empty()) return;
-  const double budget_ms = alone ? prefill_budget_ms(scheduler_.limits(), cost_, {}) : config_.step_target_ms / 4;
-  int64_t rows = std::max<int64_t>(1, cost_.rows_within(probes_.num_computed(), budget_ms));
-  if (!alone) rows = std::min(rows, Scheduler::kQuantumRows);
-  try {
-    probes_.advance(rows);
-  } catch (const DeviceLost& e) {
-    lose_device(e.what());
   }
 }
 
 EnginePicture EngineCore::picture(Clock::time_point now) const {
   EnginePicture picture = report_.picture(now);
   picture.queued_tokens = book_.num_queued_tokens();
-  picture.attention = model_.counters();
+  picture.attention = runner_->counters();
+  picture.ready = ready();
+  picture.stages = runner_->picture();
+  for (int stage = 0; stage < kv_.num_stages(); ++stage) {
+    const BlockPool& pool = kv_.stage(stage).pool();
+    StagePicture& own = picture.stages[static_cast<size_t>(stage)];
+    own.pages_total = pool.num_total();
+    own.pages_free = pool.num_free();
+    own.pages_cached = pool.num_cached();
+    own.pages_used = pool.num_used();
+  }
   return picture;
 }
 

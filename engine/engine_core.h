@@ -15,13 +15,16 @@
 #include "engine/cost_model.h"
 #include "engine/engine_report.h"
 #include "engine/memory_reserve.h"
-#include "engine/model_runner.h"
 #include "engine/probe_queue.h"
 #include "engine/request_book.h"
 #include "engine/scheduler.h"
 #include "engine/stats.h"
+#include "engine/step_runner.h"
 
 namespace bam {
+
+// What a client is told of an exception.
+std::string reason_of(const std::exception& e);
 
 class EngineCore {
  public:
@@ -29,6 +32,9 @@ class EngineCore {
 
   // model, stats, time and observer outlive the core.
   EngineCore(BamModel& model, const KvPlan& plan, EngineStats& stats, TimeSource& time, Observer& observer);
+  // With steps that somebody else computes, in caches of these sizes.
+  EngineCore(BamModel& model, const EngineConfig& config, std::unique_ptr<StepRunner> runner,
+             const std::vector<StagedKv::Stage>& stages, EngineStats& stats, TimeSource& time, Observer& observer);
 
   // The request has passed all admission checks and its id is new. If there is no memory for it, its sink hears so.
   void add(Request request, std::shared_ptr<EventSink> sink, Clock::time_point submitted_at);
@@ -39,17 +45,26 @@ class EngineCore {
   void resume(const std::string& id);
   // Ends requests whose deadline or queue timeout has passed.
   void expire(Clock::time_point now);
-  // One step of all sequences, including delivery of its events.
-  void step();
+  // One step of all sequences, including delivery of its events; with steps on their way at once, the end of one or the
+  // beginning of another. False: there was nothing to do but wait, for a moment.
+  bool step();
 
   // What the backend said when its device was lost, or empty. Nothing can be computed any more: fail_all() ends what is
   // there.
   const std::string& device_lost() const { return device_lost_; }
   void lose_device(const std::string& what);
+  // A rank is lost, and all pages with it: everybody is computed again, to the same bits, when the group is there again.
+  void lose_group(const std::string& what);
+  // Looks after the group of ranks, if there is one.
+  void watch();
+  // False: there is no group to compute with, for the time being.
+  bool ready() const { return !forming_; }
+  // When watch() should be called next; max(): no need.
+  Clock::time_point next_watch(Clock::time_point now) const;
   void fail_all() { book_.end_all(FinishReason::kError, device_lost_); }
 
   // A step would get somewhere.
-  bool has_work() const { return scheduler_.has_work() || !probes_.empty(); }
+  bool has_work() const { return scheduler_.has_work() || !probes_.empty() || num_in_flight_ > 0; }
   // When expire() has something to do next; max(): never.
   Clock::time_point next_deadline() const;
   int64_t num_queued() const { return book_.num_queued(); }
@@ -64,12 +79,28 @@ class EngineCore {
   }
 
   std::string check_integrity() const { return kv_.check_integrity(); }
-  const KvCache& kv() const { return kv_; }
-  KvCache& kv() { return kv_; }
-  const KvCacheView& kv_view() const { return runner_.kv(); }
+  const StagedKv& kv() const { return kv_; }
+  StagedKv& kv() { return kv_; }
+  StepRunner& runner() { return *runner_; }
 
  private:
-  void step_sequences();
+  // A step between its plan and its result.
+  struct Flight {
+    std::vector<ScheduledRows> rows;
+    std::vector<uint64_t> stays;  // [rows] of the sequences in the cache: whose stay has ended wants no result
+    std::vector<const StagedBlocks*> tables;
+    StepBatch batch;
+    StepLoad load;
+    Clock::time_point start;
+  };
+  // False: nobody could get a row.
+  bool issue_step();
+  bool finish_step(std::chrono::milliseconds timeout);
+  void fill(Flight& flight, const SchedulePlan& plan, Clock::time_point start) const;
+  // Null: it was cancelled or preempted while its rows were on their way.
+  Sequence* sequence_of(const Flight& flight, size_t entry) const {
+    return kv_.is_live(flight.stays[entry]) ? flight.rows[entry].sequence : nullptr;
+  }
   void insert(Request& request, const std::shared_ptr<EventSink>& sink, Clock::time_point submitted_at);
   // The next plan, or null if there was no memory to make one: then the youngest request has been ended.
   const SchedulePlan* make_plan(Clock::time_point now);
@@ -77,11 +108,12 @@ class EngineCore {
   Sequence& add_choice(ActiveRequest& request);
   void note_admitted(const SchedulePlan& plan, Clock::time_point now);
   // Draws the next tokens of all sequences that have caught up: samples_.
-  void sample_next(const SchedulePlan& plan);
-  void advance(size_t entry, const ScheduledRows& rows, Clock::time_point now);
+  void sample_next(const Flight& flight, const StepResult& result);
+  void advance(const Flight& flight, const StepResult& result, size_t entry, Clock::time_point now);
   // Both return false when the model produced NaN.
-  bool pool_rows(size_t entry, Sequence& c);
-  bool send_prompt_logprobs(size_t entry, Sequence& choice);
+  bool pool_rows(const Flight& flight, const StepResult& result, size_t entry, Sequence& choice);
+  bool send_prompt_logprobs(const Flight& flight, const StepResult& result, size_t entry, Sequence& choice);
+  std::span<const float> logits(const Flight& flight, const StepResult& result, size_t entry, int64_t position) const;
   void send_progress(Sequence& choice, Clock::time_point now);
   // The other choices of a request start from the pages and the logits that the first one has.
   void fork_choices(Sequence& first);
@@ -91,10 +123,10 @@ class EngineCore {
 
   // Ends a request whose numbers went wrong: nothing it computed stays in the cache.
   void fail_request(ActiveRequest& request, const std::string& message);
-  void compute_done(const SchedulePlan& plan, Clock::time_point start);
+  void compute_done(const Flight& flight, const StepResult& result);
   // A piece of the oldest probe: a quarter of a step, or as much as a step of prompts alone if nothing else runs.
   void advance_probes(bool alone);
-  void fail_step(const SchedulePlan& plan, const std::string& what);
+  void fail_step(std::span<const ScheduledRows> rows, const std::string& what);
 
   bool is_eos(int32_t token) const;
 
@@ -103,15 +135,18 @@ class EngineCore {
   EngineStats& stats_;
   TimeSource& time_;
   size_t page_bytes_;
-  KvCache kv_;
+  StagedKv kv_;
   CostModel cost_;
   Scheduler scheduler_;
   MemoryReserve reserve_;
   RequestBook book_;
   EngineReport report_;
-  ModelRunner runner_;
+  std::unique_ptr<StepRunner> runner_;
+  std::vector<Flight> flights_;  // ring of depth()
+  size_t first_flight_ = 0, num_in_flight_ = 0;
+  bool forming_ = false;
   BatchSampler sampler_;
-  ModelRunner::AppendDraw append_draw_;  // empty: the host samples
+  AppendDraw append_draw_;  // empty: the host samples
   std::vector<BatchSampler::Row> host_rows_;
   std::vector<std::optional<Sample>> samples_;  // [plan entries] nothing: more rows to compute, or no room for a token
   ProbeQueue probes_;

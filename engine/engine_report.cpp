@@ -4,7 +4,7 @@
 
 namespace bam {
 
-EngineReport::EngineReport(const Scheduler& scheduler, const KvCache& kv, const CostModel& cost,
+EngineReport::EngineReport(const Scheduler& scheduler, const StagedKv& kv, const CostModel& cost,
                            const EngineStats& stats)
     : scheduler_(scheduler), kv_(kv), cost_(cost), stats_(stats) {}
 
@@ -98,11 +98,13 @@ EnginePicture EngineReport::picture(Clock::time_point now) const {
     result.requests.push_back(describe_request(*r, now, queue_ms));
     (r->paused ? result.paused : r->queued() ? result.waiting : result.running) += 1;
   }
-  const BlockPool& pool = kv_.pool();
-  result.pages_total = pool.num_total();
-  result.pages_free = pool.num_free();
-  result.pages_cached = pool.num_cached();
-  result.pages_used = pool.num_used();
+  for (int stage = 0; stage < kv_.num_stages(); ++stage) {
+    const BlockPool& pool = kv_.stage(stage).pool();
+    result.pages_total += pool.num_total();
+    result.pages_free += pool.num_free();
+    result.pages_cached += pool.num_cached();
+    result.pages_used += pool.num_used();
+  }
   result.queued_work_s = 1e-3 * ahead_ms / prefill_share();
   return result;
 }
@@ -116,15 +118,18 @@ QueueForecast EngineReport::queue_forecast(Clock::time_point now) const {
   const double ended = finished(FinishReason::kStop);
   result.mean_tokens =
       (256 + static_cast<double>(stats_.generated_tokens.load(std::memory_order_relaxed))) / (1 + ended);
-  result.pages_free = kv_.num_available();
-  for (const Sequence* s : scheduler_.paused()) result.pages_free += s->blocks.num_pages;  // first to give them back
+  const int tightest = kv_.tightest();
+  const KvCache& kv = kv_.stage(tightest);
+  result.pages_free = kv.num_available();
+  for (const Sequence* s : scheduler_.paused()) result.pages_free += s->blocks.num_pages(tightest);  // give back first
   for (const auto queue : {scheduler_.running(), scheduler_.waiting()}) {
     for (const Sequence* s : queue) {
       const ActiveRequest& r = *s->request;
       const bool waiting = s->queue == Sequence::Queue::kWaiting;
-      const int64_t ahead = s->num_known() + (waiting ? 1 : kv_.geometry().page_size());
-      const int64_t pages = kv_.geometry().pages_for(std::min(ahead, s->max_len));
-      if (!waiting) result.pages_free -= std::max<int64_t>(0, pages - s->blocks.num_pages);
+      const int64_t held = s->blocks.num_pages(tightest);
+      const int64_t ahead = s->num_known() + (waiting ? 1 : kv.geometry().page_size());
+      const int64_t pages = kv.geometry().pages_for(std::min(ahead, s->max_len));
+      if (!waiting) result.pages_free -= std::max<int64_t>(0, pages - held);
       ForecastSequence f = forecast_of(r.request, s->max_len, s->num_generated());
       f.arrival = s->arrival;
       f.num_computed = s->num_computed;
@@ -132,7 +137,7 @@ QueueForecast EngineReport::queue_forecast(Clock::time_point now) const {
       f.choices = r.prompt_done ? 1 : r.request.n;
       f.promoted = s->promoted;
       f.queued = r.queued();
-      f.pages = std::max(pages, s->blocks.num_pages);
+      f.pages = std::max(pages, held);
       const auto leave_at = [&](Clock::time_point at) {
         f.leaves_ms = std::min(f.leaves_ms, std::chrono::duration<double, std::milli>(at - now).count());
       };

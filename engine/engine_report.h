@@ -23,7 +23,7 @@ struct LoadSummary {
 class EngineReport {
  public:
   // All of them outlive the report.
-  EngineReport(const Scheduler& scheduler, const KvCache& kv, const CostModel& cost, const EngineStats& stats);
+  EngineReport(const Scheduler& scheduler, const StagedKv& kv, const CostModel& cost, const EngineStats& stats);
 
   // How long a step with decode rows took.
   void note_decode_step(double step_ms);
@@ -42,7 +42,7 @@ class EngineReport {
   LiveRequest describe_request(const ActiveRequest& request, Clock::time_point now, double queue_ms) const;
 
   const Scheduler& scheduler_;
-  const KvCache& kv_;
+  const StagedKv& kv_;
   const CostModel& cost_;
   const EngineStats& stats_;
   double decode_step_ms_ = 0;  // smoothed

@@ -73,6 +73,11 @@ int64_t KvCache::usable_blocks() const {
   return blocks;
 }
 
+int64_t KvCache::usable_tokens(BlockTable& table, std::span<const int32_t> tokens, int64_t max_cached) {
+  walk(table, tokens, max_cached / geometry_.page_size());
+  return usable_blocks() * geometry_.page_size();
+}
+
 std::optional<int64_t> KvCache::admit(BlockTable& table, std::span<const int32_t> tokens, int64_t max_cached,
                                       int64_t final_tokens, int64_t reserved_pages) {
   BAM_CHECK(table.num_blocks == 0 && table.num_pages == 0);

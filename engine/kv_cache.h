@@ -59,6 +59,9 @@ class KvCache {
   std::optional<int64_t> admit(BlockTable& table, std::span<const int32_t> tokens, int64_t max_cached,
                                int64_t final_tokens, int64_t reserved_pages);
 
+  // How many of `tokens`, at most max_cached, need not be computed by a sequence that is admitted now.
+  int64_t usable_tokens(BlockTable& table, std::span<const int32_t> tokens, int64_t max_cached);
+
   // Pages that grow() would take.
   int64_t pages_to_grow(const BlockTable& table, int64_t num_computed, int64_t num_tokens) const;
   // Makes room to write tokens [num_computed, num_tokens). False, with nothing changed, when pages are missing.

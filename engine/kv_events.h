@@ -30,6 +30,11 @@ class KvEventLog {
   void removed(uint64_t hash) noexcept {
     record([&] { events_.push_back({KvEvent::Kind::kRemoved, hash, std::nullopt, {}}); });
   }
+  void cleared() noexcept {
+    events_.clear();
+    overflown_ = false;
+    record([&] { events_.push_back({}); });
+  }
   bool empty() const { return events_.empty() && !overflown_; }
   std::vector<KvEvent> take() {
     if (overflown_) events_.assign(1, KvEvent{});

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "models/model_config.h"
+#include "transport/transport.h"
 
 namespace bam {
 
@@ -36,14 +37,16 @@ void ProbeQueue::drop_stopped() {
   });
 }
 
-void ProbeQueue::advance(int64_t rows) {
+void ProbeQueue::advance(int64_t rows, const Compute& compute) {
   Probe& p = probes_.front();
   Result<std::vector<float>> result = Error("");
   std::exception_ptr lost;
   try {
-    p.probe->advance(rows);
-    if (!p.probe->done()) return;
-    result = p.probe->result();
+    std::optional<std::vector<float>> complete = compute(*p.probe, rows);
+    if (!complete) return;
+    result = std::move(*complete);
+  } catch (const PeerLost&) {
+    throw;
   } catch (const DeviceLost& e) {
     lost = std::current_exception();
     result = Error("{}", e.what());
@@ -54,6 +57,10 @@ void ProbeQueue::advance(int64_t rows) {
   probes_.pop_front();
   done(std::move(result));
   if (lost) std::rethrow_exception(lost);
+}
+
+void ProbeQueue::restart() {
+  for (Probe& p : probes_) p.probe->restart();
 }
 
 void ProbeQueue::cancel_all() {

@@ -31,8 +31,12 @@ class ProbeQueue {
   void drop_stopped();
   // Keys before the next row of the oldest one.
   int64_t num_computed() const { return probes_.front().probe->num_computed(); }
-  // Up to so many rows of the oldest one; tells its caller when it is complete or failed. Throws DeviceLost after that.
-  void advance(int64_t rows);
+  // Up to so many rows of the oldest one, computed by `compute`; tells its caller when it is complete or failed. Throws
+  // DeviceLost after that. PeerLost changes nothing.
+  using Compute = std::function<std::optional<std::vector<float>>(AttentionProbe&, int64_t rows)>;
+  void advance(int64_t rows, const Compute& compute);
+  // What has been computed is lost.
+  void restart();
   void cancel_all();
 
  private:

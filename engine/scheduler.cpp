@@ -1,6 +1,7 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 
@@ -25,8 +26,8 @@ double prefill_budget_ms(const SchedulerLimits& limits, const CostModel& cost, c
   return std::max(target - busy, std::max(target, busy) / 4);
 }
 
-Scheduler::Scheduler(SchedulerLimits limits, KvCache& kv, const CostModel& cost)
-    : limits_(limits), kv_(kv), cost_(cost) {
+Scheduler::Scheduler(SchedulerLimits limits, StagedKv& kv, const CostModel& cost)
+    : limits_(limits), kv_(kv), cost_(cost), reserved_(static_cast<size_t>(kv.num_stages())) {
   BAM_CHECK(limits.max_num_seqs > 0 && limits.max_batched_tokens >= limits.max_num_seqs &&
             limits.max_logit_rows >= limits.max_num_seqs);
 }
@@ -74,9 +75,19 @@ void Scheduler::resume(Sequence& s) {
   if (s.queue != Sequence::Queue::kPaused) return;
   std::erase(paused_, &s);
   s.idle_since.reset();  // it waited for its reader, not for us
-  if (s.blocks.num_blocks == 0) return add(s);
+  if (s.blocks.id == 0) return add(s);
   join_class(s);
   add_running(s);
+}
+
+void Scheduler::give_back_all() {
+  for (Sequence* s : paused_) give_back(*s);
+  while (!running_.empty()) {
+    Sequence& s = *running_.back();
+    running_.pop_back();
+    give_back(s);
+    add(s);
+  }
 }
 
 const SchedulePlan& Scheduler::schedule(Clock::time_point now) {
@@ -109,18 +120,21 @@ void Scheduler::promote_starved(Clock::time_point now) {
 }
 
 void Scheduler::schedule_decodes() {
+  const int64_t streams = std::ranges::count_if(running_, [](const Sequence* s) { return s->num_uncomputed() == 1; });
+  const int64_t most = (streams + limits_.decode_groups - 1) / limits_.decode_groups;
   // make_room only ever removes sequences behind the current one.
-  for (size_t i = 0; i < running_.size(); ++i) {
+  for (size_t i = 0; i < running_.size() && plan_.load.rows < most; ++i) {
     Sequence& s = *running_[i];
-    if (s.num_uncomputed() != 1 || !make_room(s, 1)) continue;
+    if (s.num_unscheduled() != 1 || s.num_uncomputed() != 1 || !make_room(s, 1)) continue;
     s.granted = 1;
-    plan_.load.add(s.num_computed, 1);
+    plan_.load.add(s.num_scheduled, 1);
   }
 }
 
 bool Scheduler::make_room(Sequence& s, int64_t rows) {
-  const int64_t end = s.num_computed + s.granted + rows;
-  while (!kv_.grow(s.blocks, s.num_computed, end)) {
+  const int64_t end = s.num_scheduled + s.granted + rows;
+  while (!kv_.grow(s.blocks, s.num_scheduled, end)) {
+    if (s.num_scheduled > s.num_computed) return false;
     if (take_from_paused()) continue;
     Sequence* worst = running_.back();
     if (worst == &s) return false;  // keeps its pages and waits for a better one to finish
@@ -141,12 +155,12 @@ void Scheduler::preempt(Sequence& s) {
 
 void Scheduler::give_back(Sequence& s) {
   kv_.release(s.blocks);
-  s.num_computed = 0;
+  s.num_computed = s.num_scheduled = 0;
 }
 
 bool Scheduler::take_from_paused() {
   const auto victim =
-      std::find_if(paused_.rbegin(), paused_.rend(), [](const Sequence* s) { return s->blocks.num_pages > 0; });
+      std::find_if(paused_.rbegin(), paused_.rend(), [](const Sequence* s) { return s->blocks.num_pages() > 0; });
   if (victim == paused_.rend()) return false;
   give_back(**victim);
   ++(*victim)->num_preemptions;
@@ -154,29 +168,37 @@ bool Scheduler::take_from_paused() {
   return true;
 }
 
-int64_t Scheduler::paused_pages() const {
+int64_t Scheduler::paused_pages(int stage) const {
   int64_t pages = 0;
-  for (const Sequence* s : paused_) pages += s->blocks.num_pages;
+  for (const Sequence* s : paused_) pages += s->blocks.num_pages(stage);
   return pages;
 }
 
 // Pages that running sequences will take soon, for their known tokens and one block more: newcomers must not be
 // admitted into them only to be preempted.
-int64_t Scheduler::reserved_pages() const {
-  int64_t pages = 0;
-  for (const Sequence* s : running_) {
-    const int64_t ahead = s->num_known() + kv_.geometry().page_size();
-    const int64_t need = kv_.geometry().pages_for(std::min(ahead, s->max_len));
-    pages += std::max<int64_t>(0, need - s->blocks.num_pages);
+std::span<const int64_t> Scheduler::reserved_pages() {
+  for (int stage = 0; stage < kv_.num_stages(); ++stage) {
+    int64_t& pages = reserved_[static_cast<size_t>(stage)] = 0;
+    for (const Sequence* s : running_) {
+      const int64_t ahead = s->num_known() + kv_.page_size();
+      const int64_t need = kv_.stage(stage).geometry().pages_for(std::min(ahead, s->max_len));
+      pages += std::max<int64_t>(0, need - s->blocks.num_pages(stage));
+    }
   }
-  return pages;
+  return reserved_;
 }
 
 // The tokens whose pages must be there before a sequence starts.
 int64_t Scheduler::tokens_to_start(const Sequence& s) { return std::min(s.num_known() + 1, s.max_len); }
 
-bool Scheduler::fits_beside_running(const Sequence& s) const {
-  return kv_.geometry().pages_for(tokens_to_start(s)) + reserved_pages() <= kv_.num_available() + paused_pages();
+bool Scheduler::fits_beside_running(const Sequence& s) {
+  reserved_pages();
+  for (int stage = 0; stage < kv_.num_stages(); ++stage) {
+    const int64_t need = kv_.stage(stage).geometry().pages_for(tokens_to_start(s));
+    const int64_t taken = reserved_[static_cast<size_t>(stage)];
+    if (need + taken > kv_.stage(stage).num_available() + paused_pages(stage)) return false;
+  }
+  return true;
 }
 
 bool Scheduler::try_admit(Sequence& s) {
@@ -184,7 +206,7 @@ bool Scheduler::try_admit(Sequence& s) {
   const int64_t max_cached = std::min(s.num_known() - 1, s.logits_from);
   const auto cached = kv_.admit(s.blocks, s.tokens, max_cached, tokens_to_start(s), reserved_pages());
   if (!cached) return false;
-  s.num_computed = *cached;
+  s.num_computed = s.num_scheduled = *cached;
   s.overtaken = 0;
   join_class(s);
   s.queue = Sequence::Queue::kRunning;
@@ -205,13 +227,15 @@ void Scheduler::join_class(Sequence& s) {
 
 // By priority alone: a promoted sequence waits its turn instead of throwing out its equals.
 bool Scheduler::preempt_worse_class(const Sequence& s) {
-  int64_t pages = kv_.num_available() + paused_pages(), worse = 0;
-  for (const Sequence* r : running_) {
-    if (r->promoted || r->priority <= s.priority) continue;
-    pages += r->blocks.num_pages;
-    ++worse;
+  const auto worse = [&](const Sequence* r) { return !r->promoted && r->priority > s.priority; };
+  if (std::none_of(running_.begin(), running_.end(), worse)) return false;
+  for (int stage = 0; stage < kv_.num_stages(); ++stage) {
+    int64_t pages = kv_.stage(stage).num_available() + paused_pages(stage);
+    for (const Sequence* r : running_) {
+      if (worse(r)) pages += r->blocks.num_pages(stage);
+    }
+    if (kv_.stage(stage).geometry().pages_for(s.num_known()) > pages) return false;
   }
-  if (worse == 0 || kv_.geometry().pages_for(s.num_known()) > pages) return false;
   preempt(*running_.back());
   return true;
 }
@@ -251,7 +275,8 @@ void Scheduler::schedule_prefills() {
   prefill_started_ = false;
   prefills_.clear();
   for (Sequence* s : running_) {
-    if (s->granted == 0 && s->num_uncomputed() > 0) prefills_.push_back(s);
+    const bool waits_for_its_turn = limits_.decode_groups > 1 && s->num_uncomputed() == 1;
+    if (s->granted == 0 && s->num_unscheduled() > 0 && !waits_for_its_turn) prefills_.push_back(s);
   }
   // Classes one after the other; within a class everybody shares.
   for (size_t begin = 0; begin < prefills_.size();) {
@@ -264,7 +289,7 @@ void Scheduler::schedule_prefills() {
 
 // The next rows of a prefill, up to the next tile border; 0 when the step's time is used up.
 int64_t Scheduler::quantum(const Sequence& s) const {
-  const int64_t start = s.num_computed + s.granted;
+  const int64_t start = s.num_scheduled + s.granted;
   const int64_t rows = std::min({kQuantumRows - start % kQuantumRows, s.num_known() - start, rows_left_});
   return std::min(rows, std::max<int64_t>(cost_.rows_within(start, budget_ms_), prefill_started_ ? 0 : 1));
 }
@@ -279,7 +304,7 @@ void Scheduler::share_time(std::span<Sequence*> active) {
     });
     Sequence& s = **next;
     int64_t rows = 0;
-    bool can_run = s.queue == Sequence::Queue::kRunning && s.num_uncomputed() > s.granted;
+    bool can_run = s.queue == Sequence::Queue::kRunning && s.num_unscheduled() > s.granted;
     if (can_run) {
       rows = quantum(s);
       if (rows == 0) break;
@@ -293,7 +318,7 @@ void Scheduler::share_time(std::span<Sequence*> active) {
       active = active.first(active.size() - 1);
       continue;
     }
-    const double cost_ms = std::max(cost_.rows_ms(s.num_computed + s.granted, rows), 1e-6);
+    const double cost_ms = std::max(cost_.rows_ms(s.num_scheduled + s.granted, rows), 1e-6);
     if (served_from < 0) served_from = s.virtual_time;
     s.virtual_time += cost_ms;
     s.granted += rows;
@@ -309,9 +334,10 @@ void Scheduler::collect_rows(Clock::time_point now) {
   plan_.load = StepLoad{};
   for (const bool decode : {true, false}) {
     for (Sequence* s : running_) {
-      if (s->granted == 0 || (s->num_uncomputed() == 1) != decode) continue;
-      plan_.rows.push_back({s, s->granted});
-      plan_.load.add(s->num_computed, s->granted);
+      if (s->granted == 0 || (s->num_unscheduled() == 1) != decode) continue;
+      plan_.rows.push_back({s, s->num_scheduled, s->granted});
+      plan_.load.add(s->num_scheduled, s->granted);
+      s->num_scheduled += std::exchange(s->granted, 0);
       s->idle_since = now;
     }
   }

@@ -2,7 +2,7 @@
 // comes out. Used by the engine thread only.
 //
 // Each step, in this order:
-//   1. decode rows: every running sequence with one uncomputed token gets its row;
+//   1. decode rows: every running sequence with one uncomputed token gets its row (with decode_groups: its turn);
 //   2. admission: waiting sequences in order (class, then arrival) while slots and pages last;
 //   3. prefill chunks: the time left of the step target is shared fairly by predicted milliseconds.
 //
@@ -19,7 +19,8 @@
 //     are the first to give theirs back, whatever their class, and then recompute when they go on.
 //   - Memory. When pages run out, the worst running sequence is preempted (pages released, recomputed later through the
 //     prefix cache), never a better one than the one in need. Any sequence fits the pool alone, so the best running one
-//     always makes progress. At most kMaxOvertakes sequences are admitted past one that waits for memory.
+//     always makes progress. At most kMaxOvertakes sequences are admitted past one that waits for memory. Who has rows on
+//     their way waits for these before it takes pages from others: they free what is out of reach.
 #pragma once
 
 #include <chrono>
@@ -28,8 +29,8 @@
 #include <vector>
 
 #include "engine/cost_model.h"
-#include "engine/kv_cache.h"
 #include "engine/sequence.h"
+#include "engine/staged_kv.h"
 
 namespace bam {
 
@@ -38,6 +39,7 @@ struct SchedulerLimits {
   int64_t max_batched_tokens = 2048;  // >= max_num_seqs
   int64_t max_logit_rows = 256;       // >= max_num_seqs
   double step_target_ms = 50;
+  int decode_groups = 1;  // streams take turns in so many groups, where as many steps can be under way
   std::chrono::milliseconds promote_after{30'000};
 };
 
@@ -46,7 +48,8 @@ double prefill_budget_ms(const SchedulerLimits& limits, const CostModel& cost, c
 
 struct ScheduledRows {
   Sequence* sequence = nullptr;
-  int64_t num_rows = 0;  // tokens [num_computed, num_computed + num_rows)
+  int64_t start = 0;  // tokens [start, start + num_rows)
+  int64_t num_rows = 0;
 };
 
 struct SchedulePlan {
@@ -64,7 +67,7 @@ class Scheduler {
   static constexpr int kMaxBlocked = 4;  // waiting sequences tried per step beyond the first that has no memory
 
   // kv and cost outlive the scheduler.
-  Scheduler(SchedulerLimits limits, KvCache& kv, const CostModel& cost);
+  Scheduler(SchedulerLimits limits, StagedKv& kv, const CostModel& cost);
 
   // Room for so many sequences in all: without it, running out of memory inside a plan could lose one.
   void reserve(size_t sequences);
@@ -78,7 +81,11 @@ class Scheduler {
   // Runs on if it still has its pages and a slot is free, else waits for its turn and recomputes.
   void resume(Sequence& sequence);
 
-  // The next step. Admits, preempts and grows block tables; the caller runs the rows and then advances num_computed.
+  // Every page is lost: sequences that have any wait for their turn, or go on pausing, and are computed again.
+  void give_back_all();
+
+  // The next step. Admits, preempts and grows block tables, advances num_scheduled; the caller runs the rows and then
+  // advances num_computed.
   const SchedulePlan& schedule(Clock::time_point now);
   // The last one; what there is of it, if schedule() ran out of memory.
   const SchedulePlan& plan() const { return plan_; }
@@ -97,14 +104,15 @@ class Scheduler {
   bool try_admit(Sequence& sequence);
   static int64_t tokens_to_start(const Sequence& sequence);
   // It could be admitted if paused sequences gave back their pages.
-  bool fits_beside_running(const Sequence& sequence) const;
+  bool fits_beside_running(const Sequence& sequence);
   bool preempt_worse_class(const Sequence& sequence);
   // Takes the pages of one paused sequence; false: none has any.
   bool take_from_paused();
-  int64_t paused_pages() const;
+  int64_t paused_pages(int stage) const;
   // No claim to prefill time before it came: level with its class.
   void join_class(Sequence& sequence);
-  int64_t reserved_pages() const;
+  // [stages] in reserved_.
+  std::span<const int64_t> reserved_pages();
   void schedule_prefills();
   void share_time(std::span<Sequence*> prefills);
   int64_t quantum(const Sequence& sequence) const;
@@ -115,12 +123,13 @@ class Scheduler {
   void collect_rows(Clock::time_point now);
 
   SchedulerLimits limits_;
-  KvCache& kv_;
+  StagedKv& kv_;
   const CostModel& cost_;
   std::vector<Sequence*> running_;  // sorted by served_before
   std::vector<Sequence*> waiting_;  // likewise
   std::vector<Sequence*> paused_;   // likewise; with or without pages
   SchedulePlan plan_;
+  std::vector<int64_t> reserved_;  // [stages] scratch of reserved_pages()
 
   // While a plan is made: what prefills may still take.
   std::vector<Sequence*> prefills_;

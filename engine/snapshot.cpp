@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <span>
 #include <utility>
 
@@ -18,17 +19,31 @@ namespace {
 constexpr int64_t kExtraTokens = 1024;  // kept beyond a bounded window, for prompts that part a little earlier
 constexpr auto kPatience = std::chrono::seconds(30);
 
-// A page of a block: where it is in the prefix cache.
-struct PagePlace {
-  int32_t node;
-  int group;
-};
+std::vector<int64_t> all_reach(const StagedKv& kv) {
+  std::vector<int64_t> reach;
+  for (int stage = 0; stage < kv.num_stages(); ++stage) {
+    const std::vector<int64_t>& own = kv.stage(stage).geometry().reach();
+    reach.insert(reach.end(), own.begin(), own.end());
+  }
+  return reach;
+}
+
+// Pages were lost with a rank while they were being copied.
+SnapshotError lost_pages(const std::string& name) {
+  return SnapshotError(SnapshotFault::kBusy, "snapshot {}: the cache was lost meanwhile: try again", name);
+}
 
 }  // namespace
 
-SnapshotIdentity snapshot_identity(BamModel& model, uint64_t tokenizer_fingerprint) {
+// A page of a block: where it is in the prefix cache, or where it will be.
+struct SnapshotStore::PagePlace {
+  int stage, group;  // counted in the stage
+  int32_t node;
+};
+
+SnapshotIdentity snapshot_identity(BamModel& model, const std::vector<int64_t>& reach, uint64_t tokenizer_fingerprint) {
   const ModelOptions& options = model.options();
-  uint64_t h = hash_bytes(std::as_bytes(std::span(model.group_reach())));
+  uint64_t h = hash_bytes(std::as_bytes(std::span(reach)));
   h = hash_bytes(std::as_bytes(std::span(&options.attention.epsilon, 1)), h);
   const std::string arithmetic = model.backend().numerics();
   h = hash_bytes(std::as_bytes(std::span(arithmetic)), h);
@@ -36,7 +51,7 @@ SnapshotIdentity snapshot_identity(BamModel& model, uint64_t tokenizer_fingerpri
   return {model.fingerprint(), tokenizer_fingerprint, hash_number(options.attention.certified, h)};
 }
 
-// Nodes of the prefix cache that stay while their pages are copied.
+// Nodes of the prefix caches of all stages that stay while their pages are copied.
 class SnapshotStore::Chain {
  public:
   explicit Chain(SnapshotStore& store) : store_(store) {}
@@ -44,29 +59,38 @@ class SnapshotStore::Chain {
   ~Chain() {
     if (nodes_.empty()) return;
     try {
-      store_.between_steps_([&] { store_.kv_.unpin_chain(nodes_); });
+      store_.between_steps_([&] {
+        if (!whole()) return;
+        for (size_t s = 0; s < nodes_.size(); ++s) store_.kv_.stage(static_cast<int>(s)).unpin_chain(nodes_[s]);
+      });
     } catch (const std::exception&) {  // the engine has stopped, its cache goes too
     }
   }
-  // Between steps.
-  void pin(std::vector<int32_t> nodes) {
-    store_.kv_.pin_chain(nodes);
+  // Between steps. nodes: [stages][blocks]
+  void pin(std::vector<std::vector<int32_t>> nodes) {
+    for (size_t s = 0; s < nodes.size(); ++s) store_.kv_.stage(static_cast<int>(s)).pin_chain(nodes[s]);
     nodes_ = std::move(nodes);
+    generation_ = store_.kv_.generation();
   }
-  const std::vector<int32_t>& nodes() const { return nodes_; }
+  // Between steps: no rank was lost since.
+  bool whole() const { return generation_ == store_.kv_.generation(); }
+  size_t num_blocks() const { return nodes_.front().size(); }  // of a chain that was cached
+  const std::vector<int32_t>& nodes(int stage) const { return nodes_[static_cast<size_t>(stage)]; }
 
  private:
   SnapshotStore& store_;
-  std::vector<int32_t> nodes_;
+  std::vector<std::vector<int32_t>> nodes_;
+  uint64_t generation_ = 0;
 };
 
-SnapshotStore::SnapshotStore(std::filesystem::path directory, SnapshotIdentity identity, KvCache& kv, Backend& backend,
-                             const KvCacheView& view, BetweenSteps between_steps, size_t piece_bytes)
+SnapshotStore::SnapshotStore(std::filesystem::path directory, SnapshotIdentity identity, StagedKv& kv,
+                             StepRunner& runner, const KvLayout& layout, BetweenSteps between_steps, size_t piece_bytes)
     : directory_(std::move(directory)),
       identity_(identity),
       kv_(kv),
-      backend_(backend),
-      view_(view),
+      runner_(runner),
+      layout_(layout),
+      geometry_(kv.page_size(), all_reach(kv), kv.page_size()),
       between_steps_(std::move(between_steps)),
       piece_bytes_(piece_bytes) {
   if (directory_.empty()) return;
@@ -79,7 +103,7 @@ SnapshotStore::SnapshotStore(std::filesystem::path directory, SnapshotIdentity i
   }
 }
 
-size_t SnapshotStore::pages_per_piece() const { return std::max<size_t>(1, piece_bytes_ / view_.layout.page_bytes()); }
+size_t SnapshotStore::pages_per_piece() const { return std::max<size_t>(1, piece_bytes_ / layout_.page_bytes()); }
 
 std::filesystem::path SnapshotStore::path_of(const std::string& name) const {
   const auto refuse = [](const char* why) { return SnapshotError(SnapshotFault::kRefused, "{}", why); };
@@ -115,51 +139,83 @@ SnapshotResult SnapshotStore::restore(const std::string& name) {
   return guarded([&] { return restore_now(name); });
 }
 
+bool SnapshotStore::read_pages(std::span<const PagePlace> places, std::span<std::byte> out) {
+  const size_t bytes = layout_.page_bytes();
+  std::vector<int32_t> ids;
+  std::vector<size_t> at;
+  std::vector<std::byte> own;
+  for (int stage = 0; stage < kv_.num_stages(); ++stage) {
+    ids.clear();
+    at.clear();
+    for (size_t i = 0; i < places.size(); ++i) {
+      if (places[i].stage != stage) continue;
+      ids.push_back(kv_.stage(stage).prefix().page(places[i].node, places[i].group));
+      at.push_back(i);
+      if (ids.back() == kNoPage) return false;
+    }
+    if (ids.empty()) continue;
+    if (ids.size() == places.size()) {
+      runner_.read_pages(stage, ids, out);
+      continue;
+    }
+    own.resize(ids.size() * bytes);
+    runner_.read_pages(stage, ids, own);
+    for (size_t i = 0; i < at.size(); ++i) std::memcpy(out.data() + at[i] * bytes, own.data() + i * bytes, bytes);
+  }
+  return true;
+}
+
 std::string SnapshotStore::save_now(const std::string& name, const std::vector<int32_t>& tokens,
                                     const std::string& salt) {
   const std::filesystem::path path = path_of(name);
-  const KvGeometry& geometry = kv_.geometry();
-  const int groups = geometry.num_groups();
+  const int groups = geometry_.num_groups();
   Chain chain(*this);
   KvFileIndex index;
   std::vector<PagePlace> pages;
+  std::vector<int64_t> blocks_of;  // [pages]
   between_steps_([&] {
-    chain.pin(kv_.cached_chain(salt, tokens));
-    const int64_t blocks = static_cast<int64_t>(chain.nodes().size()), kept = blocks * geometry.page_size();
+    chain.pin(kv_.cached_chains(salt, tokens));
+    const int64_t blocks = static_cast<int64_t>(chain.num_blocks()), kept = blocks * geometry_.page_size();
     index.present.resize(static_cast<size_t>((blocks * groups + 7) / 8));
     for (int64_t b = 0; b < blocks; ++b) {
-      const int32_t node = chain.nodes()[static_cast<size_t>(b)];
-      for (int g = 0; g < groups; ++g) {
-        if (kv_.prefix().page(node, g) == kNoPage) continue;
-        if (b < geometry.first_needed_block(g, std::max<int64_t>(0, kept - kExtraTokens))) continue;
-        index.set(static_cast<uint64_t>(b * groups + g));
-        pages.push_back({node, g});
+      for (int stage = 0, g = 0; stage < kv_.num_stages(); ++stage) {
+        const int32_t node = chain.nodes(stage)[static_cast<size_t>(b)];
+        for (int own = 0; own < kv_.stage(stage).geometry().num_groups(); ++own, ++g) {
+          if (kv_.stage(stage).prefix().page(node, own) == kNoPage) continue;
+          if (b < geometry_.first_needed_block(g, std::max<int64_t>(0, kept - kExtraTokens))) continue;
+          index.set(static_cast<uint64_t>(b * groups + g));
+          pages.push_back({stage, own, node});
+          blocks_of.push_back(b);
+        }
       }
     }
   });
-  if (chain.nodes().empty()) {
+  if (chain.num_blocks() == 0) {
     throw SnapshotError(SnapshotFault::kRefused,
                         "snapshot {}: none of the {} tokens is in the prefix cache (blocks have {} tokens)", name,
-                        tokens.size(), geometry.page_size());
+                        tokens.size(), geometry_.page_size());
   }
-  const int64_t kept_tokens = static_cast<int64_t>(chain.nodes().size()) * geometry.page_size();
+  const int64_t kept_tokens = static_cast<int64_t>(chain.num_blocks()) * geometry_.page_size();
   index.salt = salt;
   index.tokens.assign(tokens.begin(), tokens.begin() + kept_tokens);
 
   KvFileWriter file(path, format(), index);
-  const size_t page_bytes = view_.layout.page_bytes(), piece = pages_per_piece();
+  const size_t page_bytes = layout_.page_bytes(), piece = pages_per_piece();
   std::vector<std::byte> buffer(std::min(piece, pages.size()) * page_bytes);
-  std::vector<int32_t> ids;
   for (size_t first = 0; first < pages.size(); first += piece) {
     const auto places = std::span(pages).subspan(first, std::min(piece, pages.size() - first));
     const auto bytes = std::span(buffer).first(places.size() * page_bytes);
+    bool whole = false, there = false;
     between_steps_([&] {
-      ids.clear();
-      for (const PagePlace& place : places) ids.push_back(kv_.prefix().page(place.node, place.group));
-      if (std::ranges::find(ids, kNoPage) == ids.end()) backend_.read_pages(view_, ids, bytes);
+      whole = chain.whole();
+      there = whole && read_pages(places, bytes);
     });
-    if (std::ranges::find(ids, kNoPage) != ids.end()) {
+    if (!whole) throw lost_pages(name);
+    if (!there) {
       throw SnapshotError(SnapshotFault::kBusy, "snapshot {}: pages were evicted while they were being saved", name);
+    }
+    for (size_t i = 0; i < places.size(); ++i) {
+      clear_unused_bytes(layout_, blocks_of[first + i], bytes.subspan(i * page_bytes, page_bytes));
     }
     file.append(bytes);
   }
@@ -168,11 +224,49 @@ std::string SnapshotStore::save_now(const std::string& name, const std::vector<i
                      static_cast<double>(pages.size() * page_bytes) / (1 << 20), path.filename().string());
 }
 
+// Publishes the pages of places whose node is there; those of blocks whose hash another block has are given up.
+void SnapshotStore::write_pages(std::span<const PagePlace> places, std::span<const std::byte> in) {
+  const size_t bytes = layout_.page_bytes();
+  std::vector<size_t> at;
+  std::vector<std::byte> own;
+  for (int stage = 0; stage < kv_.num_stages(); ++stage) {
+    at.clear();
+    for (size_t i = 0; i < places.size(); ++i) {
+      if (places[i].stage == stage) at.push_back(i);
+    }
+    if (at.empty()) continue;
+    std::span<const std::byte> from = in;
+    if (at.size() < places.size()) {
+      own.resize(at.size() * bytes);
+      for (size_t i = 0; i < at.size(); ++i) std::memcpy(own.data() + i * bytes, in.data() + at[i] * bytes, bytes);
+      from = own;
+    }
+    KvCache& kv = kv_.stage(stage);
+    const auto pages = kv.allocate_pages(static_cast<int64_t>(at.size()));
+    if (!pages) throw Error("{} pages are not available", at.size());
+    try {
+      runner_.write_pages(stage, *pages, from);
+    } catch (...) {
+      kv.release_pages(*pages);
+      throw;
+    }
+    for (size_t i = at.size(); i-- > 0;) {
+      const PagePlace& place = places[at[i]];
+      const int32_t page = (*pages)[i];
+      if (place.node != PrefixCache::kNone) {
+        kv.adopt_page(place.node, place.group, page);
+      } else {
+        kv.release_pages({&page, 1});
+      }
+    }
+  }
+}
+
 std::string SnapshotStore::restore_now(const std::string& name) {
   const std::filesystem::path path = path_of(name);
   const KvFileReader file(path, format());
   const KvFileIndex& index = file.index();
-  const size_t page_bytes = view_.layout.page_bytes(), piece = pages_per_piece();
+  const size_t page_bytes = layout_.page_bytes(), piece = pages_per_piece();
   const uint64_t num_pages = index.num_pages;
   std::vector<std::byte> buffer(std::min<size_t>(piece, num_pages) * page_bytes);
   const auto count_at = [&](uint64_t first) { return std::min<size_t>(piece, num_pages - first); };
@@ -181,45 +275,50 @@ std::string SnapshotStore::restore_now(const std::string& name) {
     file.read(first, std::span(buffer).first(count_at(first) * page_bytes));
   }
 
-  const size_t groups = static_cast<size_t>(kv_.geometry().num_groups());
-  std::vector<uint64_t> bits;  // of the present pages
+  std::vector<PagePlace> places;  // [present pages] first with blocks for nodes
+  std::vector<int64_t> needed(static_cast<size_t>(kv_.num_stages()));
+  const size_t groups = static_cast<size_t>(geometry_.num_groups());
   for (uint64_t bit = 0; bit < index.present.size() * 8; ++bit) {
-    if (index.has(bit)) bits.push_back(bit);
+    if (!index.has(bit)) continue;
+    int stage = 0, group = static_cast<int>(bit % groups);
+    for (; group >= kv_.stage(stage).geometry().num_groups(); ++stage)
+      group -= kv_.stage(stage).geometry().num_groups();
+    places.push_back({stage, group, static_cast<int32_t>(bit / groups)});
+    ++needed[static_cast<size_t>(stage)];
   }
   Chain chain(*this);
-  const auto no_room = [&](int64_t available) {
-    return SnapshotError(SnapshotFault::kRefused,
-                         "snapshot {} is refused: it needs {} pages and only {} are not in use", name, num_pages,
-                         available);
+  const auto check_room = [&](int stage, int64_t pages) {
+    const int64_t available = kv_.stage(stage).num_available();
+    if (pages <= available) return;
+    throw SnapshotError(SnapshotFault::kRefused, "snapshot {} is refused: it needs {} pages and only {} are not in use",
+                        name, pages, available);
   };
   between_steps_([&] {
-    if (static_cast<int64_t>(num_pages) > kv_.num_available()) throw no_room(kv_.num_available());
-    chain.pin(kv_.insert_chain(index.salt, index.tokens));
+    std::vector<std::vector<int32_t>> nodes;
+    for (int stage = 0; stage < kv_.num_stages(); ++stage) check_room(stage, needed[static_cast<size_t>(stage)]);
+    for (int stage = 0; stage < kv_.num_stages(); ++stage) {
+      nodes.push_back(kv_.stage(stage).insert_chain(index.salt, index.tokens));
+    }
+    for (PagePlace& place : places) {
+      const std::vector<int32_t>& chain_nodes = nodes[static_cast<size_t>(place.stage)];
+      const auto block = static_cast<size_t>(place.node);
+      place.node = block < chain_nodes.size() ? chain_nodes[block] : PrefixCache::kNone;
+    }
+    chain.pin(std::move(nodes));
   });
   // The newest blocks first: as with computed pages, these are then evicted first.
   for (uint64_t end = num_pages; end > 0;) {
     const uint64_t first = (end - 1) / piece * piece;
     const size_t count = end - first;
     const auto bytes = std::span(buffer).first(count * page_bytes);
+    const auto part = std::span(places).subspan(first, count);
     file.read(first, bytes);
     between_steps_([&] {
-      const auto pages = kv_.allocate_pages(static_cast<int64_t>(count));
-      if (!pages) throw no_room(kv_.num_available());
-      try {
-        backend_.write_pages(view_, *pages, bytes);
-      } catch (...) {
-        kv_.release_pages(*pages);
-        throw;
-      }
-      for (size_t i = count; i-- > 0;) {
-        const size_t block = bits[first + i] / groups;
-        const int32_t page = (*pages)[i];
-        if (block < chain.nodes().size()) {
-          kv_.adopt_page(chain.nodes()[block], static_cast<int>(bits[first + i] % groups), page);
-        } else {
-          kv_.release_pages({&page, 1});  // another block has the same hash
-        }
-      }
+      if (!chain.whole()) throw lost_pages(name);
+      std::ranges::fill(needed, 0);
+      for (const PagePlace& place : part) ++needed[static_cast<size_t>(place.stage)];
+      for (int stage = 0; stage < kv_.num_stages(); ++stage) check_room(stage, needed[static_cast<size_t>(stage)]);
+      write_pages(part, bytes);
     });
     end = first;
   }

@@ -1,7 +1,8 @@
 // KV pages of a prefix on disk, so that a long document is read once and survives a restart; see kv_file.h.
 //
 // Files are read and written by the thread that asks. The engine thread only copies pages, a bounded piece between two
-// steps, and holds none of them meanwhile: a disk that hangs holds up its caller and nobody else.
+// steps, and holds none of them meanwhile: a disk that hangs holds up its caller and nobody else. Pages are stored by group,
+// so that it does not matter how layers are spread over stages, then and now.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +13,17 @@
 #include <string>
 #include <vector>
 
-#include "engine/kv_cache.h"
 #include "engine/kv_file.h"
-#include "kernels/backend.h"
+#include "engine/staged_kv.h"
+#include "engine/step_runner.h"
 
 namespace bam {
 
 class BamModel;
 
-// Of pages that this model computes. The tokenizer's fingerprint is the caller's.
-SnapshotIdentity snapshot_identity(BamModel& model, uint64_t tokenizer_fingerprint);
+// Of pages that this model computes, as one stage or as all. reach: of all groups of all stages. The tokenizer's
+// fingerprint is the caller's.
+SnapshotIdentity snapshot_identity(BamModel& model, const std::vector<int64_t>& reach, uint64_t tokenizer_fingerprint);
 
 class SnapshotStore {
  public:
@@ -32,8 +34,8 @@ class SnapshotStore {
 
   // directory may be empty: then every call is refused. Removes what dead processes left there; throws UsageError when
   // it is no folder. The others outlive the store.
-  SnapshotStore(std::filesystem::path directory, SnapshotIdentity identity, KvCache& kv, Backend& backend,
-                const KvCacheView& view, BetweenSteps between_steps, size_t piece_bytes = kPieceBytes);
+  SnapshotStore(std::filesystem::path directory, SnapshotIdentity identity, StagedKv& kv, StepRunner& runner,
+                const KvLayout& layout, BetweenSteps between_steps, size_t piece_bytes = kPieceBytes);
 
   // The longest prefix of `tokens` whose pages are cached. Any thread but the engine's; one call at a time works, others
   // wait a while for it and then give up.
@@ -43,19 +45,24 @@ class SnapshotStore {
 
  private:
   class Chain;
+  struct PagePlace;
   std::filesystem::path path_of(const std::string& name) const;
   template <typename F>
   SnapshotResult guarded(F work);
   std::string save_now(const std::string& name, const std::vector<int32_t>& tokens, const std::string& salt);
   std::string restore_now(const std::string& name);
-  KvFileFormat format() const { return {identity_, kv_.geometry(), view_.layout}; }
+  KvFileFormat format() const { return {identity_, geometry_, layout_}; }
   size_t pages_per_piece() const;
+  // Between steps. False: one of them was evicted.
+  bool read_pages(std::span<const PagePlace> places, std::span<std::byte> out);
+  void write_pages(std::span<const PagePlace> places, std::span<const std::byte> in);
 
   const std::filesystem::path directory_;
   const SnapshotIdentity identity_;
-  KvCache& kv_;  // pages and nodes: between steps only
-  Backend& backend_;
-  const KvCacheView& view_;
+  StagedKv& kv_;  // pages and nodes: between steps only
+  StepRunner& runner_;
+  const KvLayout layout_;
+  const KvGeometry geometry_;  // of all stages: groups are counted through them
   const BetweenSteps between_steps_;
   const size_t piece_bytes_;
   std::timed_mutex in_use_;

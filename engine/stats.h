@@ -36,7 +36,18 @@ struct EngineStats {
   std::atomic<uint64_t> prefix_queries{0}, prefix_hits{0};  // in tokens
   std::array<std::atomic<uint64_t>, 5> finished{};          // by FinishReason
   std::atomic<uint64_t> reach_freed_bytes{0}, pages_evicted{0};
+  std::atomic<uint64_t> group_losses{0}, replays{0};  // of ranks; requests that were computed again because of them
   Histogram ttft_s, inter_token_s, e2e_s, queue_s, prefill_s, decode_s, prompt_len, generation_len, step_s;
+};
+
+// One stage of the model: all of it, or a rank's layers.
+struct StagePicture {
+  int first_layer = 0, num_layers = 0;
+  std::string device;
+  int64_t pages_total = 0, pages_free = 0, pages_cached = 0, pages_used = 0;
+  uint64_t steps = 0;
+  double busy_ms = 0;  // of all steps
+  double step_ms = 0;  // smoothed
 };
 
 enum class RequestState : uint8_t { kQueued, kPrefill, kDecode, kPreempted, kPaused };
@@ -58,6 +69,8 @@ struct EnginePicture {
   double queued_work_s = 0;                  // cost model: seconds of work before a new request would start
   double last_step_age_s = 0;                // since the last finished step, 0 when idle
   std::vector<AttentionCounters> attention;  // [layer * heads + head]
+  std::vector<StagePicture> stages;
+  bool ready = true;  // false: a rank was lost, and its group is being formed again
 };
 
 }  // namespace bam

@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "kernels/dtype.h"
 
@@ -51,6 +52,10 @@ struct KeyStats {
 
 // page_size must be a positive multiple of 64, head_dim even.
 KvLayout make_kv_layout(DType dtype, int head_dim, int page_size);
+
+// Zeroes what nobody wrote since the page had another owner: gaps between the parts, and the box of a super-tile where
+// the tile is not its last. block: the page's place in its sequence.
+void clear_unused_bytes(const KvLayout& layout, int64_t block, std::span<std::byte> page);
 
 // All pages of the cache. Page p starts at base + p * page_bytes.
 struct KvCacheView {

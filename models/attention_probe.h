@@ -29,6 +29,9 @@ class AttentionProbe {
   bool passes_on() const;
   void restart() { num_computed_ = 0; }
   int64_t num_computed() const { return num_computed_; }
+  int64_t num_tokens() const { return static_cast<int64_t>(tokens_.size()); }  // up to the query
+  int layer() const { return layer_; }
+  int head() const { return head_; }
   bool done() const { return num_computed_ == static_cast<int64_t>(tokens_.size()); }
   // [position + 1], when all is computed by the stage that has the head.
   std::vector<float> result() const;

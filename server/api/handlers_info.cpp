@@ -39,6 +39,7 @@ Readiness readiness(const ServerContext& context) {
   if (context.draining.load(std::memory_order_relaxed)) return {false, "draining"};
   if (!model) return {false, "loading"};
   if (!model->engine.healthy()) return {false, "stalled"};
+  if (!model->engine.ready()) return {false, "waiting for a lost rank"};
   return {true, "ok"};
 }
 

@@ -140,7 +140,7 @@ TEST(HotLoop, AWarmStepNeitherAllocatesNorLocksNorFormats) {
     core.add(std::move(request), sinks.back(), Clock::now());
   }
   for (int i = 0; i < 100; ++i) core.step();  // prompts read, every buffer at its size
-  const int64_t page = core.kv().geometry().page_size();
+  const int64_t page = core.kv().page_size();
   int64_t quiet_steps = 0, page_ends = 0, at_page_ends = 0;
   for (int step = 0; step < 400; ++step) {
     int64_t ends = 0;
@@ -239,7 +239,7 @@ TEST(OutOfMemory, AnyAllocationMayFailAndTheEngineLives) {
       }
     }
     EXPECT_EQ(core.check_integrity(), "");
-    EXPECT_EQ(core.kv().pool().num_used(), 0);
+    EXPECT_EQ(core.kv().stage(0).pool().num_used(), 0);
     return day;
   };
   NoObserver observer;

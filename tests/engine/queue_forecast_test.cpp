@@ -52,7 +52,7 @@ class World {
   void step() {
     const SchedulePlan& plan =
         scheduler.schedule(Clock::time_point(std::chrono::microseconds(static_cast<int64_t>(1e3 * now_ms))));
-    kv.pending_copies().clear();
+    kv.stage(0).pending_copies().clear();
     for (const Sequence* s : plan.admitted) {
       if (!started.insert(s->arrival).second) continue;
       ++left_requests;
@@ -79,13 +79,13 @@ class World {
     f.num_uncomputed = s.num_uncomputed();
     f.limit = f.certain = s.max_len - s.num_known();
     f.queued = !started.contains(s.arrival);
-    f.pages = waiting ? kv.geometry().pages_for(s.num_known() + 1) : s.blocks.num_pages;
+    f.pages = waiting ? kv.stage(0).geometry().pages_for(s.num_known() + 1) : s.blocks.num_pages();
     return f;
   }
 
   QueueForecast forecast() const {
     QueueForecast result{.cost = cost, .limits = limits};
-    result.pages_free = kv.num_available();
+    result.pages_free = kv.stage(0).num_available();
     for (const Sequence* s : scheduler.running()) result.running.push_back(describe(*s));
     for (const Sequence* s : scheduler.waiting()) result.waiting.push_back(describe(*s));
     return result;
@@ -101,7 +101,7 @@ class World {
 
   CostModel cost;
   SchedulerLimits limits;
-  KvCache kv;
+  StagedKv kv;
   Scheduler scheduler;
   std::deque<Sequence> sequences;
   std::set<uint64_t> started;

@@ -1,8 +1,10 @@
 // Thousands of random schedules without a model: arrivals, cancels, failures, forks, priorities, shared prefixes,
-// finite reaches, tiny pools, prompts of up to 500K tokens. Physical pages are simulated by what was written to them,
+// finite reaches, tiny pools, prompts of up to 500K tokens, one to four stages with several steps on their way, ranks that
+// are lost. Physical pages are simulated by what was written to them,
 // so a page that is freed too early, owned twice or hit by mistake is noticed when it is read.
 #include <gtest/gtest.h>
 
+#include <deque>
 #include <map>
 #include <random>
 
@@ -30,6 +32,7 @@ struct Settings {
   int num_requests = 20;
   int max_sequences = 8;
   bool check_everything = true;  // O(pages) checks after every step
+  int stages = 1;
 };
 
 struct SimSequence : Sequence {
@@ -50,18 +53,22 @@ class Simulation {
  public:
   explicit Simulation(const Settings& settings) : settings_(settings), rng_(settings.seed) {
     const int page = pick(4) == 0 ? 128 : 64;
-    std::vector<int64_t> reach;
-    for (int g = 0, n = 1 + pick(3); g < n; ++g) reach.push_back(pick(2) ? -1 : pick(500));
+    depth_ = settings.stages == 1 ? 1 : static_cast<size_t>(1 + pick(2 * settings.stages));
     limits_.max_num_seqs = 1 + pick(settings.max_sequences);
     limits_.max_batched_tokens = std::max<int64_t>(limits_.max_num_seqs, int64_t{1} << (4 + pick(8)));
     limits_.max_logit_rows = limits_.max_num_seqs + pick(64);
     limits_.step_target_ms = 1 + pick(60);
-    const KvGeometry geometry(page, reach, limits_.max_batched_tokens);
     max_len_ = settings.max_prompt + 60;
-    const int64_t alone = geometry.pages_for(max_len_);
-    const int64_t pages = alone + pick(static_cast<int>(std::min<int64_t>(2 * alone, 1 << 20)) + 1) * pick(2);
-    kv_ = std::make_unique<KvCache>(geometry, pages, pick(4) != 0, 1);
-    content_.resize(static_cast<size_t>(pages));
+    for (int stage = 0; stage < settings.stages; ++stage) {
+      std::vector<int64_t> reach;
+      for (int g = 0, n = 1 + pick(3); g < n; ++g) reach.push_back(pick(2) ? -1 : pick(500));
+      const KvGeometry geometry(page, reach, limits_.max_batched_tokens);
+      const int64_t alone = geometry.pages_for(max_len_);
+      const int64_t pages = alone + pick(static_cast<int>(std::min<int64_t>(2 * alone, 1 << 20)) + 1) * pick(2);
+      sizes_.push_back({geometry, pages});
+      content_.emplace_back(static_cast<size_t>(pages));
+    }
+    kv_ = std::make_unique<StagedKv>(sizes_, pick(4) != 0, 1);
     scheduler_ = std::make_unique<Scheduler>(limits_, *kv_, cost_);
   }
 
@@ -71,12 +78,12 @@ class Simulation {
     while (created < settings_.num_requests || !live_.empty()) {
       while (created < settings_.num_requests && (live_.empty() || pick(3) == 0)) add_request(created++);
       step();
-      idle = rows_in_step_ == 0 && scheduler_->has_work() ? idle + 1 : 0;
+      idle = rows_in_step_ == 0 && flights_.empty() && scheduler_->has_work() ? idle + 1 : 0;
       ASSERT_LT(idle, 2) << "work is left but nothing was computed";
       ASSERT_LT(steps_, 400'000) << "some request never ends";
       if (::testing::Test::HasFatalFailure()) return;
     }
-    EXPECT_EQ(kv_->pool().num_used(), 0);
+    for (int stage = 0; stage < kv_->num_stages(); ++stage) EXPECT_EQ(kv_->stage(stage).pool().num_used(), 0);
     EXPECT_EQ(kv_->check_integrity(), "");
     EXPECT_EQ(ended_, created_sequences_);
   }
@@ -86,6 +93,11 @@ class Simulation {
   int64_t hits() const { return hits_; }
 
  private:
+  // The rows of one step between its plan and its result.
+  struct Flight {
+    std::vector<ScheduledRows> rows;
+    std::vector<uint64_t> stays;
+  };
   int pick(int n) { return static_cast<int>(rng_() % static_cast<uint64_t>(n)); }
 
   void add_request(int index) {
@@ -133,20 +145,45 @@ class Simulation {
         scheduler_->resume(*s);
       }
     }
+    if (kv_->num_stages() > 1 && losses_left_ > 0 && pick(200) == 0) lose_group();
     const SchedulePlan& plan = scheduler_->schedule(Clock::time_point(std::chrono::milliseconds(20 * steps_)));
-    for (const PageCopy& copy : kv_->pending_copies()) at(copy.to) = at(copy.from);
-    kv_->pending_copies().clear();
+    for (int stage = 0; stage < kv_->num_stages(); ++stage) {
+      auto& copies = kv_->stage(stage).pending_copies();
+      for (const PageCopy& copy : copies) at(stage, copy.to) = at(stage, copy.from);
+      copies.clear();
+    }
     preemptions_ += static_cast<int64_t>(plan.preempted.size());
     for (Sequence* s : plan.admitted) note_admitted(*static_cast<SimSequence*>(s));
     check_plan(plan);
     rows_in_step_ = plan.load.rows;
-    const std::vector<ScheduledRows> rows = plan.rows;
-    for (const ScheduledRows& r : rows) compute(*static_cast<SimSequence*>(r.sequence), r.num_rows);
+    // Every stage works in the order of plans: what is issued now is written before what is issued later.
+    Flight flight{plan.rows, {}};
+    for (const ScheduledRows& r : plan.rows) {
+      flight.stays.push_back(r.sequence->blocks.id);
+      for (int stage = 0; stage < kv_->num_stages(); ++stage) {
+        write(stage, *static_cast<SimSequence*>(r.sequence), r.start, r.num_rows);
+      }
+    }
+    if (!plan.empty()) flights_.push_back(std::move(flight));
+    while (!flights_.empty() && (flights_.size() >= depth_ || plan.empty() || pick(4) == 0)) {
+      finish(flights_.front());
+      flights_.pop_front();
+      if (plan.empty()) break;
+    }
     if (settings_.check_everything || steps_ % 64 == 0) check_books();
   }
 
+  // Every page is gone, and so is what was on its way.
+  void lose_group() {
+    --losses_left_;  // a long prompt must get through at last
+    flights_.clear();
+    scheduler_->give_back_all();
+    kv_->reset(sizes_);
+    for (auto& content : content_) content.assign(content.size(), {});
+  }
+
   void note_admitted(SimSequence& s) {
-    if (!s.started) s.first_own_block = s.num_computed / kv_->geometry().page_size();
+    if (!s.started) s.first_own_block = s.num_computed / kv_->page_size();
     s.started = true;
     hits_ += s.num_computed > 0;
     ASSERT_LT(s.num_computed, s.num_known());
@@ -160,46 +197,61 @@ class Simulation {
     for (const ScheduledRows& r : plan.rows) {
       ASSERT_EQ(r.sequence->queue, Sequence::Queue::kRunning);
       ASSERT_GT(r.num_rows, 0);
-      ASSERT_LE(r.num_rows, r.sequence->num_uncomputed());
+      ASSERT_LE(r.start + r.num_rows, r.sequence->num_known());
+      ASSERT_EQ(r.start + r.num_rows, r.sequence->num_scheduled);
       logit_rows += r.sequence->wants_prompt_logits() ? r.num_rows : 1;
     }
     ASSERT_LE(logit_rows, limits_.max_logit_rows);
     for (const Sequence* s : scheduler_->waiting()) {
-      ASSERT_EQ(s->blocks.num_pages, 0) << "a waiting sequence holds pages";
+      ASSERT_EQ(s->blocks.num_pages(), 0) << "a waiting sequence holds pages";
       ASSERT_LE(s->overtaken, Scheduler::kMaxOvertakes);
     }
   }
 
-  PageContent& at(int32_t page) { return content_[static_cast<size_t>(page)]; }
-  int32_t entry(const Sequence& s, int g, int64_t block) {
-    return s.blocks.entries[static_cast<size_t>(g * s.blocks.stride + block)];
+  PageContent& at(int stage, int32_t page) { return content_[static_cast<size_t>(stage)][static_cast<size_t>(page)]; }
+  int32_t entry(int stage, const Sequence& s, int g, int64_t block) {
+    const BlockTable& table = s.blocks.stages[static_cast<size_t>(stage)];
+    return table.entries[static_cast<size_t>(g * table.stride + block)];
   }
 
-  void compute(SimSequence& s, int64_t rows) {
-    const KvGeometry& geometry = kv_->geometry();
-    const int64_t page = geometry.page_size(), begin = s.num_computed, end = begin + rows;
+  void write(int stage, SimSequence& s, int64_t begin, int64_t rows) {
+    const KvGeometry& geometry = kv_->stage(stage).geometry();
+    const BlockPool& pool = kv_->stage(stage).pool();
+    const int64_t page = geometry.page_size(), end = begin + rows;
     for (int g = 0; g < geometry.num_groups(); ++g) {
       // Everything the queries can reach must be what this sequence once wrote or would have written.
       const int64_t first = geometry.first_needed_block(g, begin), full = begin / page;
       const int64_t stride = settings_.check_everything ? 1 : std::max<int64_t>(1, (full - first) / 16);
       for (int64_t b = first; b < full; b += stride) {
-        const int32_t p = entry(s, g, b);
+        const int32_t p = entry(stage, s, g, b);
         ASSERT_NE(p, kNoPage) << "group " << g << " block " << b << " at " << begin;
-        ASSERT_EQ(at(p), (PageContent{g, b, page, s.text[static_cast<size_t>((b + 1) * page)]}));
+        ASSERT_EQ(at(stage, p), (PageContent{g, b, page, s.text[static_cast<size_t>((b + 1) * page)]}));
       }
       for (int64_t b = full; b * page < end; ++b) {
-        const int32_t p = entry(s, g, b);
+        const int32_t p = entry(stage, s, g, b);
         ASSERT_NE(p, kNoPage);
-        ASSERT_EQ(kv_->pool().ref_count(p), 1) << "writing to a shared page";
-        ASSERT_LT(kv_->pool().owner(p).node, 0) << "writing to a published page";
+        ASSERT_EQ(pool.ref_count(p), 1) << "writing to a shared page";
+        ASSERT_LT(pool.owner(p).node, 0) << "writing to a published page";
         if (b * page < begin) {
-          ASSERT_EQ(at(p), (PageContent{g, b, begin - b * page, s.text[static_cast<size_t>(begin)]}));
+          ASSERT_EQ(at(stage, p), (PageContent{g, b, begin - b * page, s.text[static_cast<size_t>(begin)]}));
         }
         const int64_t last = std::min(end, (b + 1) * page);
-        at(p) = {g, b, last - b * page, s.text[static_cast<size_t>(last)]};
+        at(stage, p) = {g, b, last - b * page, s.text[static_cast<size_t>(last)]};
       }
     }
-    s.num_computed = end;
+  }
+
+  void finish(const Flight& flight) {
+    for (size_t i = 0; i < flight.rows.size(); ++i) {
+      if (!kv_->is_live(flight.stays[i])) continue;
+      SimSequence& s = *static_cast<SimSequence*>(flight.rows[i].sequence);
+      ASSERT_EQ(s.num_computed, flight.rows[i].start);
+      compute_done(s, flight.rows[i].num_rows);
+    }
+  }
+
+  void compute_done(SimSequence& s, int64_t rows) {
+    const int64_t end = s.num_computed += rows;
     if (s.wants_prompt_logits()) s.logits_from = end >= s.num_prompt - 1 ? INT64_MAX : std::max(s.logits_from, end);
     kv_->commit(s.blocks, s.tokens, end);
     if (s.num_uncomputed() > 0) return;
@@ -218,7 +270,7 @@ class Simulation {
     child.tokens = s.tokens;
     child.text = s.text;
     child.num_prompt = s.num_prompt;
-    child.num_computed = s.num_computed;
+    child.num_computed = child.num_scheduled = s.num_computed;
     child.max_len = s.max_len;
     child.started = true;
     child.first_own_block = s.first_own_block;
@@ -236,33 +288,47 @@ class Simulation {
   }
 
   void end_sequence(SimSequence& s) {
-    const int64_t used = kv_->pool().num_used();
-    const int64_t held = s.blocks.num_pages;
+    const auto used = [&] {
+      int64_t pages = 0;
+      for (int stage = 0; stage < kv_->num_stages(); ++stage) pages += kv_->stage(stage).pool().num_used();
+      return pages;
+    };
+    const int64_t before = used(), held = s.blocks.num_pages();
     scheduler_->remove(s);
-    EXPECT_EQ(s.blocks.num_pages, 0);
-    EXPECT_LE(used - kv_->pool().num_used(), held);
+    EXPECT_EQ(s.blocks.num_pages(), 0);
+    EXPECT_LE(before - used(), held);
     ++ended_;
     std::erase_if(live_, [&](const auto& p) { return p.get() == &s; });
   }
 
   void check_books() {
     ASSERT_EQ(kv_->check_integrity(), "");
+    for (int stage = 0; stage < kv_->num_stages(); ++stage) check_stage(stage);
+  }
+
+  void check_stage(int stage) {
+    const KvGeometry& geometry = kv_->stage(stage).geometry();
+    const BlockPool& pool = kv_->stage(stage).pool();
     std::map<int32_t, int32_t> references;
     for (const auto& s : live_) {
+      if (s->blocks.stages.empty()) continue;
       int64_t pages = 0;
-      for (int g = 0; g < kv_->geometry().num_groups(); ++g) {
-        for (int64_t b = 0; b < s->blocks.num_blocks; ++b) {
-          const int32_t p = entry(*s, g, b);
+      for (int g = 0; g < geometry.num_groups(); ++g) {
+        for (int64_t b = 0; b < s->blocks.stages[static_cast<size_t>(stage)].num_blocks; ++b) {
+          const int32_t p = entry(stage, *s, g, b);
           if (p == kNoPage) continue;
           ++references[p];
           ++pages;
         }
       }
-      ASSERT_EQ(pages, s->blocks.num_pages);
-      ASSERT_LE(pages, kv_->geometry().pages_for(s->max_len));
+      ASSERT_EQ(pages, s->blocks.num_pages(stage));
+      // Rows on their way hold pages beyond it until they are computed.
+      if (depth_ == 1) {
+        ASSERT_LE(pages, geometry.pages_for(s->max_len));
+      }
     }
-    ASSERT_EQ(static_cast<int64_t>(references.size()), kv_->pool().num_used());
-    for (const auto& [page, count] : references) ASSERT_EQ(kv_->pool().ref_count(page), count) << "page " << page;
+    ASSERT_EQ(static_cast<int64_t>(references.size()), pool.num_used());
+    for (const auto& [page, count] : references) ASSERT_EQ(pool.ref_count(page), count) << "page " << page;
   }
 
   Settings settings_;
@@ -270,9 +336,13 @@ class Simulation {
   SchedulerLimits limits_;
   CostModel cost_{20};
   int64_t max_len_ = 0;
-  std::unique_ptr<KvCache> kv_;
+  std::vector<StagedKv::Stage> sizes_;
+  std::unique_ptr<StagedKv> kv_;
   std::unique_ptr<Scheduler> scheduler_;
-  std::vector<PageContent> content_;
+  std::vector<std::vector<PageContent>> content_;  // [stages][pages]
+  size_t depth_ = 1;                               // steps on their way at once
+  std::deque<Flight> flights_;
+  int losses_left_ = 3;
   std::vector<std::unique_ptr<SimSequence>> live_;
   int64_t steps_ = 0, rows_in_step_ = 0, preemptions_ = 0, hits_ = 0, ended_ = 0, created_sequences_ = 0;
 };
@@ -288,8 +358,10 @@ TEST(ScheduleFuzz, ThousandsOfRandomSchedulesKeepEveryPromise) {
   uint64_t evictions = 0;
   for (int i = 0; i < kSchedules; ++i) {
     SCOPED_TRACE("schedule " + std::to_string(i));
-    Simulation simulation(
-        {.seed = static_cast<uint64_t>(i), .max_prompt = 200 + 100 * (i % 8), .num_requests = 4 + i % 20});
+    Simulation simulation({.seed = static_cast<uint64_t>(i),
+                           .max_prompt = 200 + 100 * (i % 8),
+                           .num_requests = 4 + i % 20,
+                           .stages = i % 2 == 0 ? 1 : 2 + i / 2 % 3});
     simulation.run();
     if (HasFailure()) return;
     preemptions += simulation.preemptions();
@@ -309,7 +381,8 @@ TEST(ScheduleFuzz, LongPromptsBesideShortOnes) {
                            .max_prompt = i % 4 == 0 ? 500'000 : 30'000,
                            .num_requests = 16,
                            .max_sequences = 16,
-                           .check_everything = false});
+                           .check_everything = false,
+                           .stages = 1 + i % 3});
     simulation.run();
     if (HasFailure()) return;
   }

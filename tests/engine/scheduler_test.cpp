@@ -51,7 +51,7 @@ class Harness {
   // Runs the plan of one step: everything scheduled is computed, who caught up gets a token or ends.
   const SchedulePlan& step() {
     const SchedulePlan& plan = scheduler.schedule(now);
-    kv.pending_copies().clear();
+    kv.stage(0).pending_copies().clear();
     ++steps;
     now += std::chrono::microseconds(static_cast<int64_t>(1e3 * ms_per_row * static_cast<double>(plan.load.rows)));
     if (!plan.empty()) cost.observe(plan.load, ms_per_row * static_cast<double>(plan.load.rows));
@@ -75,7 +75,7 @@ class Harness {
 
   double ms_per_row;
   CostModel cost;
-  KvCache kv;
+  StagedKv kv;
   Scheduler scheduler;
   std::deque<Sequence> sequences;
   std::vector<const Sequence*> finished;
@@ -96,7 +96,7 @@ TEST(Scheduler, ALoneShortPromptIsReadInOneStep) {
   EXPECT_EQ(rows_of(h.step(), s), 300);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(rows_of(h.step(), s), 1);
   EXPECT_TRUE(h.is_finished(s));
-  EXPECT_EQ(h.kv.pool().num_used(), 0);
+  EXPECT_EQ(h.kv.stage(0).pool().num_used(), 0);
 }
 
 TEST(Scheduler, MixedStepsKeepToTheTarget) {
@@ -229,13 +229,13 @@ TEST(Scheduler, APausedSequenceKeepsItsPagesGetsNoRowAndIsNotStarved) {
   Sequence& b = h.add(100, 2000);
   h.step();
   h.scheduler.pause(a);
-  const int64_t pages = a.blocks.num_pages, known = a.num_known();
+  const int64_t pages = a.blocks.num_pages(), known = a.num_known();
   for (int i = 0; i < 1000; ++i) {
     const SchedulePlan& plan = h.step();
     ASSERT_EQ(rows_of(plan, a), 0);
     ASSERT_EQ(rows_of(plan, b), 1);
   }
-  EXPECT_EQ(a.blocks.num_pages, pages);
+  EXPECT_EQ(a.blocks.num_pages(), pages);
   EXPECT_EQ(a.num_known(), known);
   EXPECT_FALSE(a.promoted) << h.now.time_since_epoch().count();
   h.scheduler.resume(a);
@@ -258,7 +258,7 @@ TEST(Scheduler, APausedSequenceTakesNoSlot) {
   EXPECT_EQ(c.queue, Sequence::Queue::kRunning);
   h.scheduler.resume(a);  // no slot is free: it waits, first in line
   EXPECT_EQ(a.queue, Sequence::Queue::kWaiting);
-  EXPECT_EQ(a.blocks.num_pages, 0);
+  EXPECT_EQ(a.blocks.num_pages(), 0);
   while (!h.is_finished(c)) EXPECT_EQ(rows_of(h.step(), a), 0);
   EXPECT_GT(rows_of(h.step(), a), 0);
   EXPECT_GT(b.num_known(), 50);
@@ -270,10 +270,10 @@ TEST(Scheduler, PausedSequencesGiveUpTheirPagesFirst) {
   Sequence& paused = h.add(300, 100, -5);
   while (paused.num_generated() < 3) h.step();
   h.scheduler.pause(paused);
-  EXPECT_EQ(paused.blocks.num_pages, 5);
+  EXPECT_EQ(paused.blocks.num_pages(), 5);
   Sequence& other = h.add(200, 10);
   h.step();
-  EXPECT_EQ(paused.blocks.num_pages, 5) << "there was room for both";
+  EXPECT_EQ(paused.blocks.num_pages(), 5) << "there was room for both";
   Sequence& large = h.add(250, 300);
   int64_t taken = 0;
   for (int i = 0; i < 2000 && !h.is_finished(large); ++i) {
@@ -283,13 +283,13 @@ TEST(Scheduler, PausedSequencesGiveUpTheirPagesFirst) {
   }
   EXPECT_TRUE(h.is_finished(other));
   EXPECT_TRUE(h.is_finished(large));
-  EXPECT_EQ(paused.blocks.num_pages, 0);
+  EXPECT_EQ(paused.blocks.num_pages(), 0);
   EXPECT_EQ(taken, 1) << "nobody else was preempted";
   EXPECT_EQ(paused.queue, Sequence::Queue::kPaused);
   h.scheduler.resume(paused);
   for (int i = 0; i < 200 && !h.is_finished(paused); ++i) h.step();
   EXPECT_TRUE(h.is_finished(paused));
-  EXPECT_EQ(h.kv.pool().num_used(), 0);
+  EXPECT_EQ(h.kv.stage(0).pool().num_used(), 0);
 }
 
 TEST(Scheduler, WhenPagesRunOutTheYoungestGoesAndEverybodyFinishes) {

@@ -248,11 +248,11 @@ TEST_F(SnapshotTest, PagesAreCopiedInPiecesBetweenSteps) {
     while (stream->peek().choices[0].tokens.empty()) core.step();
     int64_t calls = 0;
     SnapshotStore store(
-        kv_dir_.path(), {}, core.kv(), model->backend(), core.kv_view(),
+        kv_dir_.path(), {}, core.kv(), core.runner(), plan.layout,
         [&](const std::function<void()>& work) {
           ++calls;
           work();
-          const int64_t used = core.kv().pool().num_used();
+          const int64_t used = core.kv().stage(0).pool().num_used();
           EXPECT_LE(used, 2 * plan.geometry.num_groups()) << "the stream's own pages";
           core.step();
         },
@@ -273,7 +273,7 @@ TEST_F(SnapshotTest, PagesAreCopiedInPiecesBetweenSteps) {
       EXPECT_EQ(sink->peek().choices[0].finish.cached_tokens, 2944);
       EXPECT_EQ(sink->peek().choices[0].tokens, expected_.choices[0].tokens);
     }
-    EXPECT_EQ(core.kv().pool().num_used(), 0);
+    EXPECT_EQ(core.kv().stage(0).pool().num_used(), 0);
   }
 }
 

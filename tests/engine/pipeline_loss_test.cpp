@@ -1,0 +1,228 @@
+// Ranks that are lost: streams go on with the bits that they would have had, or end with one clear error.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+
+#include "tests/engine/mixed_requests.h"
+#include "tests/engine/pipeline_fixture.h"
+#include "tests/engine/transport_tap.h"
+
+namespace bam {
+namespace {
+
+using testing::CollectingSink;
+using testing::expect_conserved;
+using testing::expect_same;
+using testing::make_request;
+using testing::mixed_requests;
+using testing::Outcome;
+using testing::Pipeline;
+using testing::random_prompt;
+using testing::run_all;
+using testing::small_config;
+using testing::Tap;
+using testing::TappedSource;
+using testing::TempDir;
+using testing::Worker;
+using testing::WorkerOptions;
+
+class PipelineLoss : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    dir_ = new TempDir;
+    testing::write_checkpoint(testing::layered_spec(), dir_->path());
+    requests_ = new std::vector<Request>(mixed_requests());
+    Pipeline one(dir_->path(), small_config(), 1);
+    expected_ = new std::vector<Outcome>(run_all(one.engine(), *requests_));
+  }
+  static void TearDownTestSuite() {
+    delete expected_;
+    delete requests_;
+    delete dir_;
+  }
+  static Pipeline::Wrap tapped(Tap& tap) {
+    return
+        [&tap](std::unique_ptr<GroupSource> source) { return std::make_unique<TappedSource>(std::move(source), tap); };
+  }
+  static void expect_all(const std::vector<Outcome>& got) {
+    for (size_t i = 0; i < got.size(); ++i) expect_same((*requests_)[i], (*expected_)[i], got[i]);
+  }
+
+  static TempDir* dir_;
+  static std::vector<Request>* requests_;
+  static std::vector<Outcome>* expected_;
+};
+TempDir* PipelineLoss::dir_ = nullptr;
+std::vector<Request>* PipelineLoss::requests_ = nullptr;
+std::vector<Outcome>* PipelineLoss::expected_ = nullptr;
+
+// From the first greeting to the last token, each rank in turn.
+TEST_F(PipelineLoss, StreamsGoOnWithTheSameBits) {
+  for (const int64_t at : {1, 2, 9, 40, 150}) {
+    for (const int victim : {0, 1, 2}) {
+      SCOPED_TRACE("rank " + std::to_string(victim) + " at its message " + std::to_string(at));
+      Tap tap;
+      tap.kills = [=](int rank, int64_t count) { return rank == victim && count == at; };
+      Pipeline pipeline(dir_->path(), small_config(), 3, steady_time(), tapped(tap));
+      expect_all(run_all(pipeline.engine(), *requests_, static_cast<uint32_t>(at)));
+      if (at > 2) {
+        EXPECT_EQ(pipeline.engine().stats().group_losses.load(), 1u);
+      }
+      EXPECT_TRUE(pipeline.engine().ready());
+      expect_conserved(pipeline.engine());
+    }
+  }
+}
+
+TEST_F(PipelineLoss, WhileDraining) {
+  Tap tap;
+  std::atomic<bool> now{false};
+  tap.kills = [&](int rank, int64_t) { return rank == 1 && now.exchange(false); };
+  Pipeline pipeline(dir_->path(), small_config(), 3, steady_time(), tapped(tap));
+  std::vector<std::shared_ptr<CollectingSink>> sinks;
+  for (const Request& request : *requests_) {
+    sinks.push_back(std::make_shared<CollectingSink>(request.n));
+    ASSERT_EQ(pipeline.engine().submit(request, sinks.back()).status, SubmitStatus::kAccepted);
+  }
+  sinks[0]->wait_for([](const Outcome& o) { return o.choices[0].tokens.size() > 3; });
+  auto drained = std::async(std::launch::async, [&] { return pipeline.engine().drain(std::chrono::seconds(120)); });
+  now = true;
+  EXPECT_TRUE(drained.get());
+  for (size_t i = 0; i < sinks.size(); ++i) expect_same((*requests_)[i], (*expected_)[i], sinks[i]->wait());
+  EXPECT_EQ(pipeline.engine().stats().group_losses.load(), 1u);
+}
+
+// The thread ends; another one takes its place, as a supervisor would start it.
+TEST_F(PipelineLoss, ARankRejoinsUnderLoad) {
+  Pipeline pipeline(dir_->path(), small_config(), 3);
+  std::vector<std::shared_ptr<CollectingSink>> sinks;
+  for (const Request& request : *requests_) {
+    sinks.push_back(std::make_shared<CollectingSink>(request.n));
+    ASSERT_EQ(pipeline.engine().submit(request, sinks.back()).status, SubmitStatus::kAccepted);
+  }
+  sinks[0]->wait_for([](const Outcome& o) { return o.choices[0].tokens.size() > 3; });
+  pipeline.worker(2).stop();
+  EXPECT_EQ(pipeline.worker(2).join(), "");
+  while (pipeline.engine().ready()) std::this_thread::yield();
+  EXPECT_FALSE(pipeline.engine().picture()->stages.empty());
+  pipeline.start(2);
+  for (size_t i = 0; i < sinks.size(); ++i) expect_same((*requests_)[i], (*expected_)[i], sinks[i]->wait());
+  EXPECT_TRUE(pipeline.engine().ready());
+  expect_conserved(pipeline.engine());
+}
+
+struct Errors {
+  int64_t ends = 0, errors = 0;
+  std::string message;
+};
+
+Errors errors_of(const std::vector<Outcome>& outcomes) {
+  Errors result;
+  for (const Outcome& o : outcomes) {
+    EXPECT_TRUE(o.in_order);
+    for (const auto& choice : o.choices) {
+      result.ends += choice.finished;
+      if (choice.finish.reason != FinishReason::kError) continue;
+      ++result.errors;
+      result.message = choice.finish.message;
+    }
+  }
+  return result;
+}
+
+TEST_F(PipelineLoss, WithoutReplayEveryRequestHasOneError) {
+  Tap tap;
+  tap.kills = [](int rank, int64_t count) { return rank == 2 && count == 30; };
+  EngineConfig config = small_config();
+  config.replay_limit = 0;
+  Pipeline pipeline(dir_->path(), config, 3, steady_time(), tapped(tap));
+  std::promise<std::string> lost;
+  pipeline.engine().on_device_lost([&](const std::string& what) { lost.set_value(what); });
+  const auto outcomes = run_all(pipeline.engine(), *requests_);
+  const Errors errors = errors_of(outcomes);
+  int64_t choices = 0;
+  for (const Request& r : *requests_) choices += r.n;
+  EXPECT_EQ(errors.ends, choices);
+  EXPECT_GT(errors.errors, choices / 2);
+  EXPECT_NE(errors.message.find("rank 2 is lost"), std::string::npos) << errors.message;
+  EXPECT_NE(lost.get_future().get().find("rank 2 is lost"), std::string::npos);
+  EXPECT_FALSE(pipeline.engine().healthy());
+  EXPECT_EQ(pipeline.engine().submit(make_request("late", {5}, 1), std::make_shared<CollectingSink>()).status,
+            SubmitStatus::kDraining);
+}
+
+TEST_F(PipelineLoss, ARequestThatLosesRankAfterRankIsGivenUp) {
+  Tap tap;
+  std::atomic<int> kills{3};
+  tap.kills = [&](int rank, int64_t count) { return rank == 1 && count % 40 == 0 && kills-- > 0; };
+  Pipeline pipeline(dir_->path(), small_config(), 2, steady_time(), tapped(tap));
+  Request endless = make_request("endless", {5, 6, 7}, 2000);
+  endless.sampling.ignore_eos = true;
+  const Errors errors = errors_of(run_all(pipeline.engine(), {endless}));
+  EXPECT_EQ(errors.errors, 1);
+  EXPECT_NE(errors.message.find("3 ranks were lost"), std::string::npos) << errors.message;
+  EXPECT_TRUE(pipeline.engine().healthy());
+  expect_all(run_all(pipeline.engine(), *requests_));  // the server goes on
+}
+
+TEST_F(PipelineLoss, AGroupThatDoesNotComeBackEndsTheServer) {
+  EngineConfig config = small_config();
+  config.group_timeout_s = 1.5;
+  Pipeline pipeline(dir_->path(), config, 2);
+  std::promise<std::string> lost;
+  pipeline.engine().on_device_lost([&](const std::string& what) { lost.set_value(what); });
+  Request endless = make_request("endless", {5, 6, 7}, 100'000);
+  endless.sampling.ignore_eos = true;
+  auto sink = std::make_shared<CollectingSink>();
+  ASSERT_EQ(pipeline.engine().submit(endless, sink).status, SubmitStatus::kAccepted);
+  sink->wait_for([](const Outcome& o) { return o.choices[0].tokens.size() > 3; });
+  pipeline.worker(1).stop();
+  EXPECT_NE(lost.get_future().get().find("did not come together within 1.5 s"), std::string::npos);
+  EXPECT_EQ(sink->wait().choices[0].finish.reason, FinishReason::kError);
+}
+
+// What rank 0 and the rank itself say when they do not fit together.
+std::pair<std::string, std::string> refusal(const WorkerOptions& first, const WorkerOptions& second) {
+  auto sources = make_local_sources(2);
+  Worker worker(second, *sources[1]);
+  std::string said;
+  try {
+    const auto backend = make_cpu_backend({.num_threads = 1, .isa = first.isa});
+    Engine engine(testing::load_stage(*backend, first), first.config, first.tokenizer, steady_time(), sources[0].get());
+  } catch (const Error& e) {
+    said = e.what();
+  }
+  return {said, worker.join()};
+}
+
+TEST_F(PipelineLoss, RanksThatDoNotFitAreRefusedByOneLine) {
+  TempDir other;
+  testing::CheckpointSpec spec = testing::layered_spec();
+  spec.seed = 99;
+  testing::write_checkpoint(spec, other.path());
+  const WorkerOptions first{.checkpoint = dir_->path(), .range = {0, 3}, .config = small_config()};
+  const auto expect_refusal = [&](const std::string& what, const std::function<void(WorkerOptions&)>& change) {
+    WorkerOptions second = first;
+    second.range = {3, 3};
+    change(second);
+    const auto [said, heard] = refusal(first, second);
+    EXPECT_NE(said.find("rank 0"), std::string::npos) << said;
+    EXPECT_NE(said.find("rank 1"), std::string::npos) << said;
+    EXPECT_NE(said.find(what), std::string::npos) << said;
+    EXPECT_EQ(said.find('\n'), std::string::npos);
+    EXPECT_EQ(said, heard);
+  };
+  expect_refusal("the checkpoint", [&](WorkerOptions& o) { o.checkpoint = other.path(); });
+  expect_refusal("the tokenizer", [](WorkerOptions& o) { o.tokenizer = 8; });
+  expect_refusal("the weight format", [](WorkerOptions& o) { o.weight_dtype = DType::kBF16; });
+  expect_refusal("the KV format", [](WorkerOptions& o) { o.config.kv_dtype = DType::kI8; });
+  expect_refusal("layer", [](WorkerOptions& o) { o.range = {4, 2}; });
+  if (make_cpu_backend({.num_threads = 1})->numerics() !=
+      make_cpu_backend({.num_threads = 1, .isa = "portable"})->numerics()) {
+    expect_refusal("the kind of arithmetic", [](WorkerOptions& o) { o.isa = "portable"; });
+  }
+}
+
+}  // namespace
+}  // namespace bam

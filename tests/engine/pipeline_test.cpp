@@ -1,0 +1,260 @@
+// Stages on several ranks: the texts, logprobs and pages of one machine, to the bit.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <thread>
+
+#include "tests/engine/mixed_requests.h"
+#include "tests/engine/pipeline_fixture.h"
+#include "tests/engine/transport_tap.h"
+
+namespace bam {
+namespace {
+
+using testing::CollectingSink;
+using testing::expect_conserved;
+using testing::expect_same;
+using testing::make_request;
+using testing::mixed_requests;
+using testing::Outcome;
+using testing::Pipeline;
+using testing::random_prompt;
+using testing::small_config;
+using testing::TempDir;
+
+using testing::run_all;
+using testing::Tap;
+using testing::TappedSource;
+
+class PipelineTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    dir_ = new TempDir;
+    testing::write_checkpoint(testing::layered_spec(), dir_->path());
+    requests_ = new std::vector<Request>(mixed_requests());
+  }
+  static void TearDownTestSuite() {
+    delete requests_;
+    delete dir_;
+  }
+  static const std::filesystem::path& checkpoint() { return dir_->path(); }
+  static std::vector<Outcome> expected(const EngineConfig& config) {
+    EngineConfig plain = config;
+    plain.prefix_cache = false;
+    plain.kv_memory_bytes = 64 << 20;
+    Pipeline one(checkpoint(), plain, 1);
+    return run_all(one.engine(), *requests_);
+  }
+
+  static TempDir* dir_;
+  static std::vector<Request>* requests_;
+};
+TempDir* PipelineTest::dir_ = nullptr;
+std::vector<Request>* PipelineTest::requests_ = nullptr;
+
+TEST_F(PipelineTest, EveryNumberOfStagesGivesTheSameBits) {
+  const auto one = expected(small_config());
+  for (const int stages : {1, 2, 3, 4}) {
+    SCOPED_TRACE(std::to_string(stages) + " stages");
+    Pipeline pipeline(checkpoint(), small_config(), stages);
+    for (uint32_t round = 0; round < 2; ++round) {  // the second one finds prefixes
+      const auto got = run_all(pipeline.engine(), *requests_, round);
+      for (size_t i = 0; i < got.size(); ++i) expect_same((*requests_)[i], one[i], got[i]);
+    }
+    EXPECT_GT(pipeline.engine().stats().prefix_hits.load(), 1000u);
+    EXPECT_GT(pipeline.engine().stats().reach_freed_bytes.load(), 0u);
+    expect_conserved(pipeline.engine());
+    EXPECT_EQ(pipeline.engine().picture()->stages.size(), static_cast<size_t>(stages));
+    for (const std::string& error : pipeline.shut_down()) EXPECT_EQ(error, "");
+  }
+}
+
+TEST_F(PipelineTest, EveryKvFormat) {
+  for (const DType dtype : {DType::kF32, DType::kI8, DType::kI4}) {
+    SCOPED_TRACE(dtype_name(dtype));
+    EngineConfig config = small_config();
+    config.kv_dtype = dtype;
+    const auto one = expected(config);
+    config.max_batched_tokens = 100;
+    for (const int stages : {2, 3}) {
+      Pipeline pipeline(checkpoint(), config, stages);
+      const auto got = run_all(pipeline.engine(), *requests_, 3);
+      for (size_t i = 0; i < got.size(); ++i) expect_same((*requests_)[i], one[i], got[i]);
+    }
+  }
+}
+
+TEST_F(PipelineTest, LittleMemoryAndFewSlots) {
+  uint64_t preemptions = 0;
+  const auto one = expected(small_config());
+  for (const int stages : {2, 4}) {
+    EngineConfig config = small_config();
+    config.kv_memory_bytes = stages == 2 ? 600 << 10 : 300 << 10;
+    config.max_num_seqs = 4;
+    Pipeline pipeline(checkpoint(), config, stages);
+    const auto got = run_all(pipeline.engine(), *requests_, 5);
+    for (size_t i = 0; i < got.size(); ++i) expect_same((*requests_)[i], one[i], got[i]);
+    preemptions += pipeline.engine().stats().preemptions.load();
+    expect_conserved(pipeline.engine());
+  }
+  EXPECT_GT(preemptions, 0u);
+}
+
+TEST_F(PipelineTest, PausesAndCancels) {
+  const auto one = expected(small_config());
+  Pipeline pipeline(checkpoint(), small_config(), 3);
+  Engine& engine = pipeline.engine();
+  std::vector<std::shared_ptr<CollectingSink>> sinks;
+  for (const Request& request : *requests_) {
+    sinks.push_back(std::make_shared<CollectingSink>(request.n));
+    ASSERT_EQ(engine.submit(request, sinks.back()).status, SubmitStatus::kAccepted);
+    Request other = request;
+    other.id += "-cancelled";
+    ASSERT_EQ(engine.submit(other, std::make_shared<CollectingSink>(other.n)).status, SubmitStatus::kAccepted);
+  }
+  std::mt19937 rng(6);
+  while (!std::ranges::all_of(sinks, [](const auto& sink) { return sink->peek().done(); })) {
+    const std::string& id = (*requests_)[rng() % requests_->size()].id;
+    if (rng() % 2) engine.pause(id);
+    for (int i = 0; i < 3; ++i) engine.resume((*requests_)[rng() % requests_->size()].id);
+    engine.cancel((*requests_)[rng() % requests_->size()].id + "-cancelled");
+    std::this_thread::yield();
+  }
+  for (size_t i = 0; i < sinks.size(); ++i) expect_same((*requests_)[i], one[i], sinks[i]->wait());
+  engine.cancel_all();
+  expect_conserved(engine);
+}
+
+TEST_F(PipelineTest, SnapshotsDoNotCareAboutTheSplit) {
+  TempDir kv_dir;
+  std::mt19937 rng(9);
+  const auto document = random_prompt(rng, 900);
+  EngineConfig config = small_config();
+  config.kv_dir = kv_dir.path();
+  Outcome first;
+  for (const int saved_by : {1, 3}) {
+    {
+      Pipeline pipeline(checkpoint(), config, saved_by);
+      first = run_all(pipeline.engine(), {make_request("a", document, 20)}).front();
+      const auto saved = pipeline.engine().save_snapshot("doc", document, "");
+      ASSERT_TRUE(saved.ok()) << saved.error().what();
+    }
+    for (const int stages : {1, 2, 4}) {
+      SCOPED_TRACE(std::to_string(saved_by) + " to " + std::to_string(stages));
+      Pipeline pipeline(checkpoint(), config, stages);
+      const auto restored = pipeline.engine().restore_snapshot("doc");
+      ASSERT_TRUE(restored.ok()) << restored.error().what();
+      const Outcome again = run_all(pipeline.engine(), {make_request("a", document, 20)}).front();
+      EXPECT_EQ(again.choices[0].tokens, first.choices[0].tokens);
+      EXPECT_EQ(again.choices[0].finish.cached_tokens, 896);
+      expect_conserved(pipeline.engine());
+    }
+  }
+}
+
+// Stored by different ranks in pages that others had before: the same bytes.
+TEST_F(PipelineTest, SnapshotFilesAreTheSameForEverySplit) {
+  std::mt19937 rng(10);
+  const auto document = random_prompt(rng, 600);
+  std::string bytes;
+  for (const int stages : {1, 2, 3}) {
+    TempDir kv_dir;
+    EngineConfig config = small_config(700 << 10);
+    config.kv_dir = kv_dir.path();
+    Pipeline pipeline(checkpoint(), config, stages);
+    for (int i = 0; i < 3; ++i) run_all(pipeline.engine(), {make_request("x", random_prompt(rng, 500), 3)});
+    run_all(pipeline.engine(), {make_request("a", document, 2)});
+    const auto saved = pipeline.engine().save_snapshot("doc", document, "");
+    ASSERT_TRUE(saved.ok()) << saved.error().what();
+    std::ifstream file(kv_dir / "doc.bamkv", std::ios::binary);
+    const std::string now((std::istreambuf_iterator<char>(file)), {});
+    if (stages == 1) bytes = now;
+    EXPECT_EQ(now.size(), bytes.size());
+    EXPECT_TRUE(now == bytes) << stages << " stages";
+  }
+}
+
+TEST_F(PipelineTest, AttentionOfEveryLayer) {
+  std::mt19937 rng(11);
+  const auto tokens = random_prompt(rng, 200);
+  Pipeline one(checkpoint(), small_config(), 1), three(checkpoint(), small_config(), 3);
+  auto stream = std::make_shared<CollectingSink>();
+  Request endless = make_request("stream", {5, 6, 7}, 3000);
+  endless.sampling.ignore_eos = true;
+  ASSERT_EQ(three.engine().submit(endless, stream).status, SubmitStatus::kAccepted);
+  for (int layer = 0; layer < 6; ++layer) {
+    const auto expected_row = one.engine().attention_row(tokens, layer, 2, 180);
+    const auto row = three.engine().attention_row(tokens, layer, 2, 180);
+    ASSERT_TRUE(row.ok()) << row.error().what();
+    EXPECT_EQ(row.value(), expected_row.value()) << "layer " << layer;
+  }
+  three.engine().cancel_all();
+}
+
+TEST_F(PipelineTest, EmbeddingsComeFromTheLastStage) {
+  struct Sink final : CollectingSink {
+    bool on_events(std::vector<Event>&& events) override {
+      for (const Event& event : events) {
+        if (const auto* e = std::get_if<EmbeddingEvent>(&event)) values = e->values;
+      }
+      return CollectingSink::on_events(std::move(events));
+    }
+    std::vector<float> values;
+  };
+  std::mt19937 rng(14);
+  const auto prompt = random_prompt(rng, 300);
+  for (const Pooling pooling : {Pooling::kMean, Pooling::kLast}) {
+    std::vector<float> expected_values;
+    for (const int stages : {1, 3}) {
+      Pipeline pipeline(checkpoint(), small_config(), stages);
+      Request request = make_request("a", prompt, 1);
+      request.pooling = pooling;
+      auto sink = std::make_shared<Sink>();
+      ASSERT_EQ(pipeline.engine().submit(request, sink).status, SubmitStatus::kAccepted);
+      sink->wait();
+      if (stages == 1) expected_values = sink->values;
+      EXPECT_EQ(sink->values.size(), static_cast<size_t>(pipeline.engine().model_config().hidden_size));
+      EXPECT_EQ(sink->values, expected_values);
+    }
+  }
+}
+
+TEST_F(PipelineTest, WhatGoesOverABoundary) {
+  Tap tap;
+  EngineConfig config = small_config();
+  config.step_target_ms = 4000;  // whole chunks
+  {
+    std::mt19937 rng(12);
+    Pipeline pipeline(checkpoint(), config, 2, steady_time(),
+                      [&](auto source) { return std::make_unique<TappedSource>(std::move(source), tap); });
+    run_all(pipeline.engine(), {make_request("warm", random_prompt(rng, 3000), 1)});
+    const int64_t plans = tap.sent(Channel::kPlan), rows = tap.sent(Channel::kActivations);
+    const int64_t tokens = 20'000;
+    run_all(pipeline.engine(), {make_request("long", random_prompt(rng, tokens), 1)});
+    const auto row_bytes = static_cast<double>(tokens * pipeline.engine().model_config().hidden_size * 4);
+    EXPECT_NEAR(static_cast<double>(tap.sent(Channel::kActivations) - rows) / row_bytes, 1.0, 0.02);
+    EXPECT_LT(static_cast<double>(tap.sent(Channel::kPlan) - plans), 0.01 * row_bytes);
+  }
+}
+
+TEST_F(PipelineTest, ASlowStageDoesNotPileUpActivations) {
+  Tap tap;
+  tap.before_receive = [](int rank, Channel channel) {
+    if (rank == 2 && channel == Channel::kActivations) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  };
+  std::mt19937 rng(13);
+  EngineConfig config = small_config();
+  config.max_batched_tokens = 64;
+  Pipeline pipeline(checkpoint(), config, 3, steady_time(),
+                    [&](auto source) { return std::make_unique<TappedSource>(std::move(source), tap); });
+  run_all(pipeline.engine(), {make_request("long", random_prompt(rng, 4000), 4)});
+  const int64_t depth = 6, step_bytes = 64 * pipeline.engine().model_config().hidden_size * 4;
+  EXPECT_GT(tap.most_buffered.load(), step_bytes) << "there was something to hold back";
+  EXPECT_LE(tap.most_buffered.load(), depth * (step_bytes + 256));
+}
+
+}  // namespace
+}  // namespace bam
