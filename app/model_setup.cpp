@@ -65,6 +65,7 @@ DType choose_weight_dtype(const std::string& dtype, const ModelConfig& config) {
   if (dtype == "f16") return DType::kF16;
   if (dtype == "bf16") return DType::kBF16;
   if (dtype == "int8") return DType::kI8;
+  if (dtype == "int4") return DType::kI4;
   return config.torch_dtype;
 }
 

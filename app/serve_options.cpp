@@ -137,7 +137,7 @@ std::vector<Row> rows() {
       {"threads", "compute threads; 0: all cores this process may use",
        integer(BAM_FIELD(model.threads), 0, 4096), kModel},
       {"dtype", "weights in memory; auto: as in the checkpoint",
-       one_of("auto|f32|f16|bf16|int8", BAM_FIELD(model.dtype)), kModel},
+       one_of("auto|f32|f16|bf16|int8|int4", BAM_FIELD(model.dtype)), kModel},
       {"math", "fast: 16-bit weights and activations are multiplied in bfloat16 (CPU)",
        one_of("exact|fast", BAM_FIELD(model.math)), kModel},
       {"kv-dtype", "keys and values in memory; bf16 and fp8 on a GPU only", kv_dtype(), kModel},

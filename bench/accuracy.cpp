@@ -22,6 +22,7 @@ struct Variant {
   std::string isa = "auto";
   std::string math = "exact";
   std::string attention_math = "f32";
+  std::optional<DType> head = {};
 };
 
 struct Score {
@@ -109,11 +110,15 @@ int run(int argc, char** argv) {
       {"bf16 fast, KV f16, certified", DType::kBF16, DType::kF16, true, "auto", "fast"},
       {"int8, KV f16, certified", DType::kI8, DType::kF16, true},
       {"int8, KV int8, certified", DType::kI8, DType::kI8, true},
-      {"int8, KV int8 in int8, certified", DType::kI8, DType::kI8, true, "auto", "exact", "int8"}};
+      {"int8, KV int8 in int8, certified", DType::kI8, DType::kI8, true, "auto", "exact", "int8"},
+      {"int4, KV f16, certified", DType::kI4, DType::kF16, true},
+      {"int4, KV int8, certified", DType::kI4, DType::kI8, true},
+      {"int4, head too, KV f16, certified", DType::kI4, DType::kF16, true, "auto", "exact", "f32", DType::kI4}};
   const auto measure = [&](const std::vector<int32_t>& source, int64_t tokens_each, int64_t count, int64_t rows) {
     const auto options = [&](const Variant& v) {
       return RunnerOptions{.model = model,
                            .weight_dtype = v.weights,
+                           .head_dtype = v.head,
                            .kv_dtype = v.kv,
                            .certified = v.certified,
                            .chunk = 512,

@@ -132,13 +132,14 @@ struct GemmResult {
 };
 
 // Each sample stands between two measurements of the machine, and oneDNN's beside it.
-GemmResult measure_gemm(MachineProbe& probe, const LayerStack& stack, DType dtype, int64_t rows, const void* in,
-                        void* out) {
+GemmResult measure_gemm(MachineProbe& probe, const LayerStack& stack, DType dtype, bool fast, int64_t rows,
+                        const void* in, void* out) {
   constexpr int kSamples = 9;
-  const bool integer = dtype == DType::kI8 && probe.int8_gops() > 0;
+  const bool integer = (dtype == DType::kI8 || dtype == DType::kI4) && probe.int8_gops() > 0;
   const bool peer = have_onednn() && (dtype == DType::kF32 || dtype == DType::kI8);
   OnednnLayers onednn(dtype, rows);
-  const auto top = [&] { return integer ? probe.int8_gops() : probe.fma_gflops(); };
+  const bool pairs = fast && (dtype == DType::kBF16 || dtype == DType::kF16) && probe.bf16_gflops() > 0;
+  const auto top = [&] { return integer ? probe.int8_gops() : pairs ? probe.bf16_gflops() : probe.fma_gflops(); };
   const auto timed = [](const std::function<void()>& call) {
     const double start = now_seconds();
     call();
@@ -168,7 +169,7 @@ GemmResult measure_gemm(MachineProbe& probe, const LayerStack& stack, DType dtyp
   return {median(seconds), median(of_peak), median(of_read), peer ? median(ratio) : 0};
 }
 
-void bench_gemm(Backend& backend, nlohmann::json& results) {
+void bench_gemm(Backend& backend, const std::vector<std::string>& dtypes, bool fast, nlohmann::json& results) {
   fmt::print(
       "\nlinear layers of 12 layers, 768 x 2304, 768, 3072, 1536 (weights out of cache, medians of 9 samples)\n");
   fmt::print("{:<6} {:>5} {:>12} {:>16} {:>14} {:>17}\n", "dtype", "rows", "ms", "GFLOP/s", "GB/s", "oneDNN time/ours");
@@ -178,10 +179,11 @@ void bench_gemm(Backend& backend, nlohmann::json& results) {
   const auto in = backend.make_vector(values);
   const auto out = backend.allocate(static_cast<size_t>(most * 2 * kIntermediate) * sizeof(float));
   MachineProbe probe(backend.num_threads());
-  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI8}) {
+  for (const std::string& name : dtypes) {
+    const DType dtype = parse_dtype(name);
     const LayerStack stack(backend, dtype);
     for (const int64_t rows : {1, 8, 64, 512}) {
-      const GemmResult r = measure_gemm(probe, stack, dtype, rows, in->data(), out->data());
+      const GemmResult r = measure_gemm(probe, stack, dtype, fast, rows, in->data(), out->data());
       const double gflops = 1e-9 * stack.flop_per_row() * static_cast<double>(rows) / r.seconds;
       const double gbs = 1e-9 * stack.bytes() / r.seconds;
       fmt::print("{:<6} {:>5} {:>12.3f} {:>9.1f} ({:>3.0f} %) {:>7.1f} ({:>3.0f} %)", dtype_name(dtype), rows,
@@ -384,10 +386,11 @@ void bench_sampling(nlohmann::json& results) {
 
 int run(int argc, char** argv) {
   CLI::App app("Kernels of the 120M shape beside the machine's limits");
-  std::vector<std::string> only = {"gemm", "attention", "sampling"}, kv_dtypes = {"f32", "f16", "int8", "int4"};
+  std::vector<std::string> only = {"gemm", "attention", "sampling"}, kv_dtypes = {"f32", "f16", "int8", "int4"},
+                           dtypes = {"f32", "bf16", "f16", "int8", "int4"};
   std::vector<int> head_dims = {kHeadDim, 64, 128};
   std::vector<int64_t> key_counts = {4096, 32768}, row_counts = {AttentionBench::kChunk, 1};
-  std::string out, isa = "auto";
+  std::string out, isa = "auto", math = "exact";
   int threads = 0, rounds = 9;
   app.add_option("--only", only, "parts")->delimiter(',');
   app.add_option("--kv", kv_dtypes, "formats of keys and values for attention")->delimiter(',');
@@ -396,16 +399,18 @@ int run(int argc, char** argv) {
   app.add_option("--rows", row_counts, "query rows of attention, at most 512")->delimiter(',');
   app.add_option("--rounds", rounds, "of attention, all variants in turn");
   app.add_option("--isa", isa, "auto, portable, avx2, avx512, avx512vnni");
+  app.add_option("--math", math, "exact or fast; fast: 16-bit weights beside the peak of bfloat16 products");
+  app.add_option("--dtypes", dtypes, "weights of the linear layers")->delimiter(',');
   app.add_option("--threads", threads, "0: all cores");
   app.add_option("--out", out, "JSON file");
   CLI11_PARSE(app, argc, argv);
-  const std::unique_ptr<Backend> backend = make_cpu_backend({threads, isa});
+  const std::unique_ptr<Backend> backend = make_cpu_backend({.num_threads = threads, .isa = isa, .math = math});
   const MachinePeak peak = measure_peak(backend->num_threads());
-  fmt::print("{}, {} threads: FMA {:.0f} GFLOP/s, VNNI {:.0f} GOP/s, DRAM read {:.1f} GB/s\n", cpu_name(), peak.threads,
-             peak.fma_gflops, peak.int8_gops, peak.read_gbs);
+  fmt::print("{}, {} threads: FMA {:.0f} GFLOP/s, bfloat16 {:.0f} GFLOP/s, VNNI {:.0f} GOP/s, DRAM read {:.1f} GB/s\n",
+             cpu_name(), peak.threads, peak.fma_gflops, peak.bf16_gflops, peak.int8_gops, peak.read_gbs);
   nlohmann::json results = nlohmann::json::array();
   const auto wanted = [&](const char* part) { return std::ranges::find(only, part) != only.end(); };
-  if (wanted("gemm")) bench_gemm(*backend, results);
+  if (wanted("gemm")) bench_gemm(*backend, dtypes, math == "fast", results);
   if (wanted("attention")) {
     const auto integers = make_cpu_backend({.num_threads = threads, .isa = isa, .attention_math = "int8"});
     bench_attention(*backend, *integers, kv_dtypes, head_dims, key_counts, row_counts, rounds, results);

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "bench/support/machine.h"
+#include "bench/support/profiling_backend.h"
 #include "bench/support/runner.h"
 
 namespace bam::bench {
@@ -14,10 +15,10 @@ namespace {
 
 struct Settings {
   RunnerOptions runner;
-  std::string weight_dtype = "f32", kv_dtype = "f16", attention = "certified", out;
+  std::string weight_dtype = "f32", kv_dtype = "f16", attention = "certified", head_dtype, out;
   std::vector<int64_t> prefill = {512, 4096}, decode = {0, 4096}, streams = {1};
   int repeats = 5;
-  bool decode_there = false, compare_math = false;
+  bool decode_there = false, compare_math = false, profile = false;
 };
 constexpr int64_t kWarmSteps = 8, kDecodeSteps = 32;  // as bench/peers/llama_speed.cpp
 
@@ -118,6 +119,60 @@ void run_decode(const Settings& s, const MachinePeak& peak, nlohmann::json& resu
   }
 }
 
+// Where the time of a step goes. `steps` steps of `rows` rows each took `seconds` in all.
+void print_profile(Runner& runner, const MachinePeak& peak, double seconds, int64_t steps) {
+  const auto per_step = [&](double s) { return 1e3 * s / static_cast<double>(steps); };
+  std::printf("  %-28s %10s %8s %8s %14s %18s\n", "operation", "ms/step", "share", "calls", "weights GB/s", "GFLOP/s");
+  double known = 0;
+  for (const auto& [name, entry] : runner.profile()->entries()) {
+    known += entry.seconds;
+    std::printf("  %-28s %10.4f %6.1f %% %8.1f", name.c_str(), per_step(entry.seconds), 100 * entry.seconds / seconds,
+                static_cast<double>(entry.calls) / static_cast<double>(steps));
+    if (entry.flop > 0) {
+      const double gbs = 1e-9 * entry.weight_bytes / entry.seconds;
+      std::printf(" %7.1f (%3.0f %%) %18.1f", gbs, 100 * gbs / peak.read_gbs, 1e-9 * entry.flop / entry.seconds);
+    }
+    std::printf("\n");
+  }
+  std::printf("  %-28s %10.4f %6.1f %%\n  %-28s %10.4f\n", "between operations", per_step(seconds - known),
+              100 * (seconds - known) / seconds, "step", per_step(seconds));
+}
+
+void run_profile(const Settings& s, const MachinePeak& peak) {
+  RunnerOptions options = s.runner;
+  options.profile = true;
+  for (const int64_t length : s.prefill) {
+    if (length <= 0) continue;
+    Runner runner(options, length);
+    const auto tokens = random_tokens(length, runner.model().config().vocab_size, 1);
+    runner.prefill(tokens);  // warm up
+    runner.profile()->reset();
+    const double start = now_seconds();
+    for (int i = 0; i < s.repeats; ++i) runner.prefill(tokens);
+    const double seconds = now_seconds() - start;
+    std::printf("prefill %ld, a step is the whole prompt\n", static_cast<long>(length));
+    print_profile(runner, peak, seconds, s.repeats);
+  }
+  for (const int64_t depth : s.decode) {
+    for (const int64_t streams : s.streams) {
+      Runner runner(options, depth + kWarmSteps + kDecodeSteps, streams);
+      for (int64_t i = 0; depth > 0 && i < streams; ++i) {
+        runner.prefill(random_tokens(depth, runner.model().config().vocab_size, static_cast<uint64_t>(i)), 0, i);
+      }
+      double seconds = 0;
+      seconds_per_step(runner, depth, streams);  // warm up
+      runner.profile()->reset();
+      for (int i = 0; i < s.repeats; ++i) {
+        const double start = now_seconds();
+        seconds_per_step(runner, depth, streams);
+        seconds += now_seconds() - start;
+      }
+      std::printf("decode at %ld, %ld streams\n", static_cast<long>(depth), static_cast<long>(streams));
+      print_profile(runner, peak, seconds, s.repeats * (kWarmSteps + kDecodeSteps));
+    }
+  }
+}
+
 // Both kinds of arithmetic in turn, so that whatever else the machine does meets both.
 void compare_math(const Settings& s) {
   RunnerOptions fast = s.runner;
@@ -156,7 +211,8 @@ int run(int argc, char** argv) {
   Settings s;
   CLI::App app("Prefill and decode speed of one checkpoint beside the machine's limits");
   app.add_option("--model", s.runner.model, "checkpoint folder")->required();
-  app.add_option("--dtype", s.weight_dtype, "weights: f32, bf16, f16, int8");
+  app.add_option("--dtype", s.weight_dtype, "weights: f32, bf16, f16, int8, int4");
+  app.add_option("--head-dtype", s.head_dtype, "of the output head alone (default: as a server would)");
   app.add_option("--kv-dtype", s.kv_dtype, "f32, f16, int8, int4");
   app.add_option("--attention", s.attention, "certified or dense")->check(CLI::IsMember({"certified", "dense"}));
   app.add_option("--isa", s.runner.isa, "auto, portable, avx2, avx512, avx512vnni, avx512bf16");
@@ -164,6 +220,7 @@ int run(int argc, char** argv) {
   app.add_option("--attention-math", s.runner.attention_math, "f32, or int8 over int8 and int4 pages")
       ->check(CLI::IsMember({"f32", "int8"}));
   app.add_flag("--compare-math", s.compare_math, "exact and fast in turn: ratios that hold on a busy machine, too");
+  app.add_flag("--profile", s.profile, "instead: where the time of a step goes, by operation");
   app.add_option("--threads", s.runner.threads, "0: all cores");
   app.add_option("--chunk", s.runner.chunk, "rows of one prefill step");
   app.add_option("--prefill", s.prefill, "prompt lengths")->delimiter(',');
@@ -174,6 +231,7 @@ int run(int argc, char** argv) {
   app.add_option("--out", s.out, "JSON file");
   CLI11_PARSE(app, argc, argv);
   s.runner.weight_dtype = parse_dtype(s.weight_dtype);
+  if (!s.head_dtype.empty()) s.runner.head_dtype = parse_dtype(s.head_dtype);
   s.runner.kv_dtype = parse_dtype(s.kv_dtype);
   s.runner.certified = s.attention == "certified";
   if (s.compare_math) {
@@ -185,6 +243,10 @@ int run(int argc, char** argv) {
               peak.threads, peak.fma_gflops, peak.int8_gops, peak.read_gbs);
   std::printf("%s  weights %s, %s math, KV %s in %s, %s\n", s.runner.model.c_str(), s.weight_dtype.c_str(),
               s.runner.math.c_str(), s.kv_dtype.c_str(), s.runner.attention_math.c_str(), s.attention.c_str());
+  if (s.profile) {
+    run_profile(s, peak);
+    return 0;
+  }
   nlohmann::json results = nlohmann::json::array();
   if (!s.prefill.empty() && s.prefill.front() > 0) run_prefill(s, peak, results);
   run_decode(s, peak, results);

@@ -17,7 +17,7 @@ fi
 echo "==> kernels of the 120M shape beside the machine's limits"
 build/bench_kernels --out "$results/kernels.json"
 
-for dtype in f32 bf16 int8; do
+for dtype in f32 bf16 int8 int4; do
   echo "==> 120M shape, $dtype weights: prefill, decode, streams"
   build/bench_model --model "$shape120" --dtype "$dtype" --prefill 512,4096 --decode 0,4096 --streams 1,16,64 \
     --out "$results/model-120m-$dtype.json"

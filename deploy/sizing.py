@@ -18,7 +18,7 @@ PAPER_SIZES = ("120m", "432m", "1.1b")
 # Buffers of a step, request bodies, streams, the program itself.
 RESERVE_GIB = 1
 # Bytes per parameter of the matrices; norms and priors are small change.
-WEIGHT_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "int8": 1}
+WEIGHT_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "int8": 1, "int4": 4.25 / 8}
 
 
 def inspect(bam, folder):

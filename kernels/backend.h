@@ -31,12 +31,14 @@ class DeviceLost : public Error {
   using Error::Error;
 };
 
-// A host matrix [rows, cols], row-major, possibly unaligned, in kF32, kF16 or kBF16.
+// A host matrix [rows, cols], row-major, possibly unaligned, in kF32, kF16, kBF16 or kI4 (kernels/int4.h).
 struct HostMatrix {
-  const std::byte* data = nullptr;
+  const std::byte* data = nullptr;  // kI4: codes
   DType dtype = DType::kF32;
   int64_t rows = 0;
   int64_t cols = 0;
+  const std::byte* int4_factors = nullptr;
+  const std::byte* int4_scales = nullptr;  // [rows] float32
 };
 
 // Device memory, freed with the object.
@@ -125,7 +127,9 @@ class Backend {
 
   // Contents undefined but committed lazily where the device can.
   virtual std::unique_ptr<DeviceBuffer> allocate(size_t bytes) = 0;
-  // Stacks `parts` along the output dimension. weight_dtype: kF32, kBF16, kF16 or kI8.
+  // Whether weights can be held, and given, in kI4; all other formats that make_linear() names always can.
+  virtual bool supports_int4_weights() const { return false; }
+  // Stacks `parts` along the output dimension. weight_dtype: kF32, kBF16, kF16, kI8 or kI4.
   virtual std::unique_ptr<LinearWeights> make_linear(std::span<const HostMatrix> parts, DType weight_dtype) = 0;
   // A float32 vector (norm weights) or table (embedding kept in its own dtype) on the device.
   virtual std::unique_ptr<DeviceBuffer> make_vector(std::span<const float> values) = 0;

@@ -29,7 +29,16 @@ class StepGuard {
 };
 
 HostMatrix host_matrix(const WeightView& view) {
-  return {view.data, view.dtype, view.shape[0], view.shape.size() > 1 ? view.shape[1] : 1};
+  return {.data = view.data,
+          .dtype = view.dtype,
+          .rows = view.shape[0],
+          .cols = view.shape.size() > 1 ? view.shape[1] : 1,
+          .int4_factors = view.int4_factors,
+          .int4_scales = view.int4_scales};
+}
+
+DType head_dtype(const ModelOptions& options) {
+  return options.head_dtype.value_or(options.weight_dtype == DType::kI4 ? DType::kI8 : options.weight_dtype);
 }
 
 }  // namespace
@@ -41,6 +50,9 @@ BamModel::BamModel(Backend& backend, ModelConfig config, CheckpointWeights weigh
   if (range.num_layers < 0) range.num_layers = static_cast<int>(config_.num_layers) - range.first_layer;
   BAM_CHECK(range.first_layer >= 0 && range.num_layers > 0 &&
             range.first_layer + range.num_layers <= config_.num_layers);
+  if (options_.weight_dtype == DType::kI4 && !backend_.supports_int4_weights())
+    throw UsageError("--dtype int4: {} has no kernels for weights of four bits; int8 is the smallest format there",
+                     backend_.description());
   group_reach_.assign(static_cast<size_t>(num_groups()), -1);
   counters_.resize(static_cast<size_t>(range.num_layers * config_.num_heads));
   for (int i = range.first_layer; i < range.first_layer + range.num_layers; ++i) {
@@ -86,11 +98,25 @@ void BamModel::build_ends() {
   if (last_stage()) {
     host_final_norm_ = weights_.norm.to_f32();
     final_norm_ = backend_.make_vector(host_final_norm_);
-    const HostMatrix head[] = {host_matrix(weights_.output)};
-    output_ = backend_.make_linear(head, options_.weight_dtype);
+    output_ = make_linear({weights_.output}, head_dtype(options_));
   }
   weights_.release(weights_.output);
   weights_.release(weights_.tok_embeddings);
+}
+
+std::unique_ptr<LinearWeights> BamModel::make_linear(const std::vector<WeightView>& parts, DType dtype) {
+  std::vector<HostMatrix> matrices;
+  std::vector<std::vector<float>> widened;
+  for (const WeightView& part : parts) {
+    matrices.push_back(host_matrix(part));
+    if (part.dtype != DType::kI4 || backend_.supports_int4_weights()) continue;
+    widened.push_back(part.to_f32());
+    matrices.back() = {.data = reinterpret_cast<const std::byte*>(widened.back().data()),
+                       .dtype = DType::kF32,
+                       .rows = part.shape[0],
+                       .cols = part.shape[1]};
+  }
+  return backend_.make_linear(matrices, dtype);
 }
 
 void BamModel::build_layer(const LayerWeights& weights, int index) {
@@ -99,14 +125,10 @@ void BamModel::build_layer(const LayerWeights& weights, int index) {
   layer->index = index;
   layer->attention_norm = backend_.make_vector(weights.attention_norm.to_f32());
   layer->ffn_norm = backend_.make_vector(weights.ffn_norm.to_f32());
-  const HostMatrix qkv[] = {host_matrix(weights.wq), host_matrix(weights.wk), host_matrix(weights.wv)};
-  const HostMatrix wo[] = {host_matrix(weights.wo)};
-  const HostMatrix gate_up[] = {host_matrix(weights.w1), host_matrix(weights.w3)};
-  const HostMatrix down[] = {host_matrix(weights.w2)};
-  layer->qkv = backend_.make_linear(qkv, options_.weight_dtype);
-  layer->wo = backend_.make_linear(wo, options_.weight_dtype);
-  layer->gate_up = backend_.make_linear(gate_up, options_.weight_dtype);
-  layer->down = backend_.make_linear(down, options_.weight_dtype);
+  layer->qkv = make_linear({weights.wq, weights.wk, weights.wv}, options_.weight_dtype);
+  layer->wo = make_linear({weights.wo}, options_.weight_dtype);
+  layer->gate_up = make_linear({weights.w1, weights.w3}, options_.weight_dtype);
+  layer->down = make_linear({weights.w2}, options_.weight_dtype);
   AttentionSpec spec = attention_spec(config_, weights, index);
   prove_reach(spec, weights, index);
   spec.first_group -= static_cast<int>(stage().first_layer * config_.num_kv_heads);  // block tables are the stage's
@@ -225,7 +247,8 @@ void BamModel::begin_rows(const ForwardInput& input) {
 
 void BamModel::read_hidden(int64_t rows, float* hidden) {
   const auto size = static_cast<size_t>(config_.hidden_size);
-  backend_.read_floats(static_cast<const float*>(scratch_->selected->data()), {hidden, static_cast<size_t>(rows) * size});
+  backend_.read_floats(static_cast<const float*>(scratch_->selected->data()),
+                       {hidden, static_cast<size_t>(rows) * size});
   for (int64_t r = 0; r < rows; ++r) {
     const std::span<float> row(hidden + static_cast<size_t>(r) * size, size);
     double squares = 0;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -20,7 +21,8 @@ struct StageRange {
 };
 
 struct ModelOptions {
-  DType weight_dtype = DType::kF32;  // kF32, kBF16, kF16, kI8
+  DType weight_dtype = DType::kF32;  // kF32, kBF16, kF16, kI8, kI4
+  std::optional<DType> head_dtype;   // of the output head; not given: as the layers, but eight bits beside kI4
   int64_t max_rows = 512;            // rows of one forward call; sizes the scratch memory
   int64_t max_logit_rows = 64;
   AttentionOptions attention;
@@ -84,6 +86,8 @@ class BamModel {
   struct Scratch;
   void build_ends();
   void build_layer(const LayerWeights& weights, int index);
+  // The matrices stacked, as `dtype`.
+  std::unique_ptr<LinearWeights> make_linear(const std::vector<WeightView>& parts, DType dtype);
   void prove_reach(AttentionSpec& spec, const LayerWeights& weights, int index);
   // q, k and v of all rows in scratch, not yet rotated and not yet in their pages.
   void project_qkv(Layer& layer, int64_t rows);

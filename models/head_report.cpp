@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/thread_pool.h"
+#include "kernels/int4.h"
 #include "models/spectral.h"
 
 namespace bam {
@@ -49,13 +50,23 @@ AttentionSpec attention_spec(const ModelConfig& config, const LayerWeights& weig
 std::vector<HeadReport> report_heads(const ModelConfig& config, const LayerWeights& weights, const AttentionSpec& spec,
                                      DType weight_dtype, double epsilon, double rounding_margin) {
   const std::vector<float> norm = weights.attention_norm.to_f32(), wq = weights.wq.to_f32(), wk = weights.wk.to_f32();
+  // Four bits change a matrix more than any margin would cover: the bound is of the weights that will be used.
+  const bool to_int4 = weight_dtype == DType::kI4;
   const int64_t block = config.head_dim * config.hidden_size;
   const int64_t group = config.num_heads / config.num_kv_heads;
-  const auto rows_of = [block](const std::vector<float>& matrix, int64_t head) {
-    return std::vector<float>(matrix.begin() + head * block, matrix.begin() + (head + 1) * block);
+  const auto rows_of = [&](const WeightView& view, const std::vector<float>& matrix, int64_t head) {
+    std::vector<float> rows(matrix.begin() + head * block, matrix.begin() + (head + 1) * block);
+    if (!to_int4 || view.dtype == DType::kI4) return rows;
+    Int4Row row(config.hidden_size);
+    for (auto at = rows.begin(); at != rows.end(); at += config.hidden_size) {
+      row.quantize(&*at);
+      row.to_f32(&*at);
+    }
+    return rows;
   };
   // The cache stores rounded keys and the activations carry rounding too; 1 % is far more than both.
-  const double margin = 1.01 * (weight_dtype == DType::kI8 ? 1.05 : 1.0) * rounding_margin;
+  const double margin =
+      1.01 * (weight_dtype == DType::kI8 || weight_dtype == DType::kI4 ? 1.05 : 1.0) * rounding_margin;
   std::vector<HeadReport> reports(static_cast<size_t>(config.num_heads));
   ThreadPool pool(static_cast<int>(std::min<int64_t>(available_cores(), config.num_heads)));
   pool.parallel_for(config.num_heads, [&](int64_t h, int) {
@@ -69,8 +80,8 @@ std::vector<HeadReport> report_heads(const ModelConfig& config, const LayerWeigh
       report.theta_mu = prior.theta_mu;
     }
     report.seq_scale = spec.seq_scale_of(static_cast<int>(h));
-    report.logit_bound = margin * logit_bound(rows_of(wq, h), rows_of(wk, h / group), norm, config.head_dim,
-                                              config.hidden_size, spec.rotates());
+    report.logit_bound = margin * logit_bound(rows_of(weights.wq, wq, h), rows_of(weights.wk, wk, h / group), norm,
+                                              config.head_dim, config.hidden_size, spec.rotates());
     report.reach = static_reach(spec, static_cast<int>(h), report.logit_bound, epsilon, kMaxPositions);
   });
   return reports;

@@ -40,8 +40,8 @@ constexpr std::array<Choice<PriorScope>, 2> kPriorScopes = {
     {{"layer", PriorScope::kLayer}, {"global", PriorScope::kGlobal}}};
 constexpr std::array<Choice<RopeStyle>, 2> kRopeStyles = {
     {{"interleaved", RopeStyle::kInterleaved}, {"rotate_half", RopeStyle::kRotateHalf}}};
-constexpr std::array<Choice<DType>, 3> kTorchDTypes = {
-    {{"float32", DType::kF32}, {"float16", DType::kF16}, {"bfloat16", DType::kBF16}}};
+constexpr std::array<Choice<DType>, 4> kTorchDTypes = {
+    {{"float32", DType::kF32}, {"float16", DType::kF16}, {"bfloat16", DType::kBF16}, {"int4", DType::kI4}}};
 
 int64_t required_size(FieldReader& fields, const char* key, int64_t max) {
   fields.require(key);

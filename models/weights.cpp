@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/utf8.h"
+#include "kernels/int4.h"
 #include "models/fingerprint.h"
 #include "models/finite_check.h"
 #include "models/safetensors.h"
@@ -39,6 +40,9 @@ class TensorSource {
 
   WeightView take(const std::string& name, const std::vector<int64_t>& shape) { return take_any(name, {shape}); }
 
+  // The matrix of a linear layer [out, in], which may be stored in four bits (kernels/int4.h).
+  WeightView take_linear(const std::string& name, int64_t out, int64_t in);
+
   // [heads] values; the authors' files store them as [1, heads, 1, 1].
   std::vector<float> take_per_head(const std::string& name, int64_t heads) {
     return take_values(name, {{heads}, {1, heads, 1, 1}});
@@ -63,6 +67,7 @@ class TensorSource {
 
  private:
   WeightView take_any(const std::string& name, const std::vector<std::vector<int64_t>>& shapes);
+  const std::byte* take_bytes(const std::string& name, TensorType type, const std::vector<uint64_t>& shape);
   [[noreturn]] void fail_missing(const std::string& name) const;
 
   const SafetensorsCheckpoint& checkpoint_;
@@ -97,6 +102,35 @@ WeightView TensorSource::take_any(const std::string& name, const std::vector<std
   view.name = name;
   view.data = found->second.file->data(tensor).data();
   used_.insert(name);
+  return view;
+}
+
+const std::byte* TensorSource::take_bytes(const std::string& name, TensorType type,
+                                          const std::vector<uint64_t>& shape) {
+  const auto found = checkpoint_.tensors().find(name);
+  if (found == checkpoint_.tensors().end()) fail_missing(name);
+  const TensorInfo& tensor = *found->second.tensor;
+  if (tensor.type != type || tensor.shape != shape) {
+    fail(name, fmt::format("is {} {}; four bits of config.json's shape are {} {}", tensor_type_name(tensor.type),
+                           shape_text(tensor.shape), tensor_type_name(type), shape_text(shape)));
+  }
+  used_.insert(name);
+  return found->second.file->data(tensor).data();
+}
+
+WeightView TensorSource::take_linear(const std::string& name, int64_t out, int64_t in) {
+  const auto found = checkpoint_.tensors().find(name);
+  if (found == checkpoint_.tensors().end() || found->second.tensor->type != TensorType::kU8)
+    return take(name, {out, in});
+  const auto rows = static_cast<uint64_t>(out);
+  WeightView view;
+  view.dtype = DType::kI4;
+  view.shape = {out, in};
+  view.name = name;
+  view.data = take_bytes(name, TensorType::kU8, {rows, static_cast<uint64_t>(int4_code_bytes(in))});
+  view.int4_factors =
+      take_bytes(name + "_factors", TensorType::kU8, {rows, static_cast<uint64_t>(int4_factor_bytes(in))});
+  view.int4_scales = take_bytes(name + "_scales", TensorType::kF32, {rows});
   return view;
 }
 
@@ -174,14 +208,14 @@ LayerWeights take_layer(TensorSource& source, const ModelConfig& config, int64_t
   const int64_t hidden = config.hidden_size;
   LayerWeights layer = shared;
   layer.attention_norm = source.take(prefix + "attention_norm.weight", {hidden});
-  layer.wq = source.take(attention + "wq.weight", {config.q_size(), hidden});
-  layer.wk = source.take(attention + "wk.weight", {config.kv_size(), hidden});
-  layer.wv = source.take(attention + "wv.weight", {config.kv_size(), hidden});
-  layer.wo = source.take(attention + "wo.weight", {hidden, config.q_size()});
+  layer.wq = source.take_linear(attention + "wq.weight", config.q_size(), hidden);
+  layer.wk = source.take_linear(attention + "wk.weight", config.kv_size(), hidden);
+  layer.wv = source.take_linear(attention + "wv.weight", config.kv_size(), hidden);
+  layer.wo = source.take_linear(attention + "wo.weight", hidden, config.q_size());
   layer.ffn_norm = source.take(prefix + "ffn_norm.weight", {hidden});
-  layer.w1 = source.take(prefix + "feed_forward.w1.weight", {config.intermediate_size, hidden});
-  layer.w2 = source.take(prefix + "feed_forward.w2.weight", {hidden, config.intermediate_size});
-  layer.w3 = source.take(prefix + "feed_forward.w3.weight", {config.intermediate_size, hidden});
+  layer.w1 = source.take_linear(prefix + "feed_forward.w1.weight", config.intermediate_size, hidden);
+  layer.w2 = source.take_linear(prefix + "feed_forward.w2.weight", hidden, config.intermediate_size);
+  layer.w3 = source.take_linear(prefix + "feed_forward.w3.weight", config.intermediate_size, hidden);
   if (config.ssmax) layer.seq_scale = source.take_per_head(attention + "seq_scale", config.num_heads);
   if (config.prior_scope == PriorScope::kLayer) take_positions(source, attention, config, layer);
   return layer;
@@ -210,6 +244,16 @@ int64_t WeightView::num_elements() const {
 std::vector<float> WeightView::to_f32() const {
   std::vector<float> values(static_cast<size_t>(num_elements()));
   if (values.empty()) return values;
+  if (dtype == DType::kI4) {
+    const std::vector<float> scales = floating_part().to_f32();
+    Int4Row row(shape[1]);
+    for (int64_t r = 0; r < shape[0]; ++r) {
+      row.unpack(data + r * int4_code_bytes(shape[1]), int4_factors + r * int4_factor_bytes(shape[1]),
+                 scales[static_cast<size_t>(r)]);
+      row.to_f32(values.data() + r * shape[1]);
+    }
+    return values;
+  }
   if (dtype == DType::kF32) {
     std::memcpy(values.data(), data, values.size() * sizeof(float));
     return values;
@@ -222,11 +266,19 @@ std::vector<float> WeightView::to_f32() const {
   return values;
 }
 
+WeightView WeightView::floating_part() const {
+  if (dtype != DType::kI4) return *this;
+  return {.data = int4_scales, .dtype = DType::kF32, .shape = {shape[0]}, .name = name + "_scales"};
+}
+
 std::span<const std::byte> WeightView::bytes() const {
+  if (dtype == DType::kI4) return {data, static_cast<size_t>(shape[0] * int4_code_bytes(shape[1]))};
   return {data, static_cast<size_t>(num_elements()) * dtype_bits(dtype) / 8};
 }
 
-void CheckpointWeights::check_finite(const std::vector<WeightView>& views) const {
+void CheckpointWeights::check_finite(const std::vector<WeightView>& tensors) const {
+  std::vector<WeightView> views;
+  for (const WeightView& tensor : tensors) views.push_back(tensor.floating_part());
   const std::optional<NonFiniteTensor> bad = find_non_finite(views);
   if (!bad) return;
   const WeightView& view = views[bad->tensor];

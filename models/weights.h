@@ -16,14 +16,18 @@ namespace bam {
 // A read-only matrix or vector inside a mapped checkpoint file. `data` may be unaligned.
 struct WeightView {
   const std::byte* data = nullptr;
-  DType dtype = DType::kF32;   // kF32, kF16 or kBF16
+  DType dtype = DType::kF32;   // kF32, kF16 or kBF16; linear layers also kI4
   std::vector<int64_t> shape;  // row-major, [out, in] for linear layers
   std::string name;            // as in the checkpoint, for messages
+  const std::byte* int4_factors = nullptr;
+  const std::byte* int4_scales = nullptr;  // [out] float32
 
   int64_t num_elements() const;
   std::span<const std::byte> bytes() const;
   // Converts everything to float32.
   std::vector<float> to_f32() const;
+  // What can be NaN or infinite: the values themselves, or the scales of four-bit weights.
+  WeightView floating_part() const;
 };
 
 struct LayerWeights {

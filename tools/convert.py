@@ -12,8 +12,8 @@ import re
 import sys
 from typing import Iterator, NamedTuple
 
-from bamlib.checkpoint import (TORCH_DTYPE, TensorSpec, describe_tensors, new_checkpoint_folder, parse_size, write_json,
-                               write_tensors, write_tokenizer)
+from bamlib.checkpoint import (TORCH_DTYPE, TensorSpec, count_parameters, describe_tensors, new_checkpoint_folder,
+                               parse_size, write_json, write_tensors, write_tokenizer)
 from bamlib.failure import Failure, UsageFailure, run
 from bamlib.sentencepiece_file import TokenizerInfo, read_tokenizer
 from bamlib.verify import find_program
@@ -22,6 +22,8 @@ try:
     import torch
 except ImportError as error:
     torch, torch_error = None, error  # --help works without it
+else:
+    from bamlib import int4
 
 EXAMPLES = """example:
   convert.py --tokenizer mistral/tokenizer.model --dtype bf16 logs/l12/bam_ssmax/version_00 checkpoints/bam-120m
@@ -57,7 +59,8 @@ NETWORK_ARGS = {"dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "multi
 TRAINING_ARGS = {"max_batch_size", "shape_init", "scale_init", "loc_init", "train_shape", "train_scale", "train_loc",
                  "seq_scale"}
 FILE_DTYPES = {f"torch.{name}": dtype for dtype, name in TORCH_DTYPE.items()}
-DTYPE_FLAGS = {"f32": "F32", "f16": "F16", "bf16": "BF16", "keep": None}
+# int4: the matrices of the layers in four bits (bamlib/int4.py), embedding and head in bfloat16.
+DTYPE_FLAGS = {"f32": "F32", "f16": "F16", "bf16": "BF16", "int4": "BF16", "keep": None}
 Tensors = dict[str, "torch.Tensor"]
 WRAPPER_PREFIXES = ("module.", "_orig_mod.")
 WRAPPER_KEYS = ("model", "state_dict", "model_state_dict")
@@ -72,7 +75,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tokenizer", type=pathlib.Path, metavar="FILE", help="sentencepiece model to copy")
     parser.add_argument("--no-add-bos", action="store_true", help="no BOS before prompts (default: as in training)")
     parser.add_argument("--dtype", choices=DTYPE_FLAGS, default="keep",
-                        help="of the matrices (default: keep); unless kept, norms, priors and SSMax scales are f32")
+                        help="of the matrices (default: keep); unless kept, norms, priors and SSMax scales are f32; "
+                             "int4: the layers in four bits, embedding and head in bf16")
     parser.add_argument("--prior-form", choices=("scale_outside", "scale_inside"),
                         help="bam: overrides the form (default: scale_outside for bam_ssmax, scale_inside for bam)")
     parser.add_argument("--max-shard-size", metavar="SIZE", help="split into shards, e.g. 4GB (default: one file)")
@@ -354,6 +358,38 @@ def tensor_bytes(tensor: "torch.Tensor", spec: TensorSpec) -> Iterator[memoryvie
         yield stored.view(torch.uint8).numpy().data
 
 
+class Int4Tensors:
+    """The matrices of the layers as three tensors each: codes under the matrix's name, _factors, _scales."""
+
+    def __init__(self, tensors: Tensors):
+        self.tensors = tensors
+        self.done: Tensors = {}
+
+    @staticmethod
+    def plan(specs: list[TensorSpec]) -> list[TensorSpec]:
+        planned = []
+        for spec in specs:
+            if not (spec.name.startswith("layers.") and len(spec.shape) == 2 and spec.name.endswith(".weight")):
+                planned.append(spec)
+                continue
+            codes, factors, scales = int4.packed_shapes(*spec.shape)
+            planned += [TensorSpec(spec.name, "U8", codes), TensorSpec(spec.name + "_factors", "U8", factors),
+                        TensorSpec(spec.name + "_scales", "F32", scales)]
+        return planned
+
+    def bytes(self, spec: TensorSpec) -> Iterator[memoryview]:
+        name = re.sub(r"\.weight_(factors|scales)$", ".weight", spec.name)
+        if spec.dtype != "U8" and name == spec.name:
+            yield from tensor_bytes(self.tensors[name], spec)
+            return
+        if spec.name not in self.done:
+            if not bool(torch.isfinite(self.tensors[name]).all()):
+                raise Failure(f"tensor {name} holds NaN or infinity")
+            codes, factors, scales = int4.quantize(self.tensors[name])
+            self.done |= {name: codes, name + "_factors": factors, name + "_scales": scales}
+        yield self.done.pop(spec.name).view(torch.uint8).numpy().data
+
+
 def check_tokenizer(path: pathlib.Path, config: dict) -> TokenizerInfo:
     tokenizer = read_tokenizer(path)
     if tokenizer.vocab_size > config["vocab_size"]:
@@ -396,6 +432,8 @@ def main() -> None:
         raise UsageFailure(f"PyTorch cannot be imported ({torch_error}); install torch and numpy")
     if args.verify and not args.tokenizer:
         raise UsageFailure("--verify serves the checkpoint, which needs --tokenizer")
+    if args.verify and args.dtype == "int4":
+        raise UsageFailure("--verify compares values that are stored as they are; int4 rounds them: verify a bf16 conversion, then make the int4 one")
     program = find_program(args.bam) if args.verify else None
     try:
         max_shard_bytes = parse_size(args.max_shard_size) if args.max_shard_size else None
@@ -411,13 +449,19 @@ def main() -> None:
     specs = plan_tensors(config, tensors, DTYPE_FLAGS[args.dtype])
     dtype = next(spec.dtype for spec in specs if spec.name == "tok_embeddings.weight")
     config["torch_dtype"] = TORCH_DTYPE[dtype]
+    num_parameters = count_parameters(specs)
+    produce = lambda spec: tensor_bytes(tensors[spec.name], spec)
+    if args.dtype == "int4":
+        quantized = Int4Tensors(tensors)
+        specs, produce, config["torch_dtype"] = quantized.plan(specs), quantized.bytes, "int4"
 
     with new_checkpoint_folder(args.out, args.overwrite) as folder:
         write_json(folder / "config.json", config)
         if tokenizer:
             write_tokenizer(folder, args.tokenizer, add_bos=tokenizer.bos_id >= 0 and not args.no_add_bos)
-        files = write_tensors(folder, specs, lambda spec: tensor_bytes(tensors[spec.name], spec), max_shard_bytes)
-    print(f"{args.out}: {encoding}, {dtype.lower()}, {describe_tensors(specs, files)}")
+        files = write_tensors(folder, specs, produce, max_shard_bytes)
+    stored = "int4" if args.dtype == "int4" else dtype.lower()
+    print(f"{args.out}: {encoding}, {stored}, {describe_tensors(specs, files, num_parameters)}")
     if program:
         worst = verify(config, specs, tensors, args.out, program)
         print(f"verified: the largest difference to float64 in {min(VERIFIED_TOKENS, config['max_position_embeddings']) - 1} "

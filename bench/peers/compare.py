@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""Our speed beside llama.cpp's on the same shape, in turn, medians of several rounds.
+"""Our speed beside other engines' on the same shape, in turn, medians of several rounds: the best peer of every row.
 
-    bench/peers/compare.py --bench build/bench_model --model DIR --peer ./llama_speed --f16 F16.gguf --q8 Q8_0.gguf
-        [--bf16 BF16.gguf]
+    bench/peers/compare.py --bench build/bench_model --model DIR [--weights bf16-fast,int8,int4]
+        --peer 'int8:llama.cpp=./llama_speed Q8_0.gguf {mode} {size}'
+        --peer 'int8:OpenVINO=VENV/bin/python bench/peers/openvino_speed.py run IR_INT8 {mode} {size}'
+        --peer 'int8:vLLM=VENV/bin/python bench/peers/vllm_speed.py HF_W8A8 {mode} {size}'
 
-DIR is a checkpoint of the 120M shape (tools/make_random_checkpoint.py), the GGUF files are models of the same shape,
-llama_speed is built from llama_speed.cpp beside this file. Every command is printed with --verbose. llama.cpp does
-everything with and without flash attention in the first round, later only what was not far slower; the better one
-counts. --bf16 is for processors that multiply bfloat16 (AVX512-BF16), where it is llama.cpp's fastest format; it rounds
-activations to 8 bits there, which we do not. --long is for 32,768 tokens: we read such a prompt; llama.cpp's is the
-mean of its time per token at the start and at that depth, which takes a minute instead of a quarter of an hour.
+A peer is CLASS:NAME=COMMAND. CLASS (bf16, int8, int4) says which of our weights it stands beside, the command measures
+one thing and prints ": RATE tok/s"; {mode} is prefill, deep-decode (one stream at a depth) or streams, {size} its tokens,
+depth or number. Flags to try are peers of their own with the same name (llama_speed's no-flash): the better one counts.
+DIR is a checkpoint of the shape (tools/make_random_checkpoint.py), the peers' models are of the same shape. Our weights
+bf16 are multiplied in float32, bf16-fast as --math fast does. Peers are not part of this repository: llama_speed.cpp
+beside this file is built against a llama.cpp (or a fork of it) that you built for your machine, the Python peers live in
+virtual environments of their own.
 """
 import argparse
 import json
@@ -20,7 +23,10 @@ import subprocess
 import sys
 import tempfile
 
-PEERS = {"bf16": ["f16", "bf16"], "int8": ["q8"]}  # our weights -> llama.cpp's files to compare with
+ROWS = {"prefill 512": ("prefill", 512), "prefill 4096": ("prefill", 4096), "one stream": ("streams", 1),
+        "one stream at 4096": ("deep-decode", 4096), "16 streams": ("streams", 16), "64 streams": ("streams", 64)}
+OURS = {("prefill", 512, 1): "prefill 512", ("prefill", 4096, 1): "prefill 4096", ("decode", 4096, 1): "one stream at 4096",
+        ("decode", 0, 1): "one stream", ("decode", 0, 16): "16 streams", ("decode", 0, 64): "64 streams"}
 
 
 def run(command, verbose):
@@ -32,104 +38,82 @@ def run(command, verbose):
     return done.stdout
 
 
-class Table:
-    """Samples by row and side; a side is our weights or llama.cpp's file."""
+def parse_peer(text):
+    match = re.fullmatch(r"(bf16|int8|int4):([^=]+)=(.+)", text)
+    if not match or "{mode}" not in text or "{size}" not in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is not CLASS:NAME=COMMAND with {{mode}} and {{size}}")
+    return match.groups()
 
-    def __init__(self, files):
-        self.files = files
+
+def weight_class(weights):
+    return weights.removesuffix("-fast")
+
+
+class Table:
+    """Samples by row and side; a side is our weights or (class, name) of a peer."""
+
+    def __init__(self):
         self.samples = {}
 
-    def add(self, what, side, value):
-        self.samples.setdefault(what, {}).setdefault(side, []).append(value)
+    def add(self, row, side, value):
+        self.samples.setdefault(row, {}).setdefault(side, []).append(value)
 
-    def print(self):
-        head = f"\n{'tokens/s':<20}"
-        for weights, peers in PEERS.items():
-            head += f" {'ours ' + weights:>10}"
-            for peer in (p for p in peers if p in self.files):
-                head += f" {'peer ' + peer:>10} {'ratio':>6}"
-        print(head + "   samples")
-        for what, sides in self.samples.items():
-            line = f"{what:<20}"
-            for weights, peers in PEERS.items():
-                ours = statistics.median(sides["ours " + weights])
-                line += f" {ours:10.1f}"
-                for peer in (p for p in peers if p in self.files):
-                    theirs = statistics.median(sides[peer])
-                    line += f" {theirs:10.1f} {ours / theirs:6.2f}"
-            print(f"{line}   {min(len(side) for side in sides.values())}", flush=True)
+    def print(self, all_weights):
+        print("\n| tokens/s | ours | | best peer | | ratio | others |\n|---|---|---|---|---|---|---|")
+        for weights in all_weights:
+            for row, sides in self.samples.items():
+                medians = {side: statistics.median(values) for side, values in sides.items()}
+                peers = sorted(((rate, name) for (kind, name), rate in
+                                ((side, rate) for side, rate in medians.items() if isinstance(side, tuple))
+                                if kind == weight_class(weights)), reverse=True)
+                ours = medians.get(weights)
+                if ours is None:
+                    continue
+                best = f"{peers[0][1]} | {peers[0][0]:.0f} | {ours / peers[0][0]:.2f}" if peers else "– | – | –"
+                others = ", ".join(f"{name} {rate:.0f}" for rate, name in peers[1:])
+                print(f"| {row} | {weights} | {ours:.0f} | {best} | {others} |")
+        print(f"rounds: {min(len(side) for row in self.samples.values() for side in row.values())}", flush=True)
 
 
-def ours(args, table, weights, options, names):
-    """names: what bench_model reports, as (kind, tokens or depth, streams) -> row of the table."""
+def measure_ours(args, table, weights):
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
-        run([args.bench, "--model", args.model, "--dtype", weights, *options, "--out", out.name], args.verbose)
+        run([args.bench, "--model", args.model, "--dtype", weight_class(weights), "--math",
+             "fast" if weights.endswith("-fast") else "exact", "--kv-dtype", args.kv_dtype, "--prefill", "512,4096",
+             "--decode-there", "--decode", "0", "--streams", "1,16,64", "--repeats", "3", "--out", out.name], args.verbose)
         for result in json.load(open(out.name))["results"]:
             key = (result["what"], result.get("tokens", result.get("depth")), result.get("streams", 1))
-            if key in names:
-                table.add(names[key], "ours " + weights, result["tokens_per_s"])
+            if key in OURS:
+                table.add(OURS[key], weights, result["tokens_per_s"])
 
 
-class Peer:
-    def __init__(self, args):
-        self.args = args
-        self.best = {}  # (file, mode, size) -> the flags to try
-
-    def measure(self, file, mode, size):
-        """Tokens per second with its better flags; those that were far behind the first time are not tried again."""
-        def once(flags):
-            text = run([*shlex.split(self.args.peer), getattr(self.args, file), mode, str(size), *flags], self.args.verbose)
-            return float(re.search(r": ([\d.]+) tok/s", text).group(1))
-
-        key = (file, mode, size)
-        tried = {flags: once(flags) for flags in self.best.get(key, [(), ("no-flash",)])}
-        best = max(tried.values())
-        self.best.setdefault(key, [flags for flags, rate in tried.items() if rate > best / 1.3])
-        return best
-
-
-def short_round(args, table, peer):
-    for weights in PEERS:
-        ours(args, table, weights,
-             ["--prefill", "512,4096", "--decode-there", "--decode", "0", "--streams", "1,16,64", "--repeats", "3"],
-             {("prefill", 512, 1): "prefill 512", ("prefill", 4096, 1): "prefill 4096", ("decode", 4096, 1): "decode at 4096",
-              ("decode", 0, 1): "decode, empty", ("decode", 0, 16): "decode, 16 streams",
-              ("decode", 0, 64): "decode, 64 streams"})
-        for file in (f for f in PEERS[weights] if f in table.files):
-            for length in (512, 4096):
-                table.add(f"prefill {length}", file, peer.measure(file, "prefill", length))
-            table.add("decode at 4096", file, peer.measure(file, "deep-decode", 4096))
-            for streams, name in ((16, "decode, 16 streams"), (1, "decode, empty"), (64, "decode, 64 streams")):
-                table.add(name, file, peer.measure(file, "streams", streams))
-
-
-def long_round(args, table, peer):
-    length = 32768
-    for weights in PEERS:
-        ours(args, table, weights,
-             ["--prefill", str(length), "--decode-there", "--decode", "0", "--streams", "1", "--repeats", "1"],
-             {("prefill", length, 1): "prefill 32768", ("decode", length, 1): "decode at 32768"})
-        for file in (f for f in PEERS[weights] if f in table.files):
-            # Dense attention: the time per token grows with the depth in a straight line.
-            at_start, at_end = (1 / peer.measure(file, *mode) for mode in (("prefill", 512), ("deep-prefill", length)))
-            table.add("prefill 32768", file, 2 / (at_start + at_end))
-            table.add("decode at 32768", file, peer.measure(file, "deep-decode", length))
+def measure_peers(args, table):
+    for row, (mode, size) in ROWS.items():
+        best = {}
+        for kind, name, command in args.peer:
+            text = run(shlex.split(command.format(mode=mode, size=size)), args.verbose)
+            rate = float(re.search(r": ([\d.]+) tok/s", text).group(1))
+            best[kind, name] = max(rate, best.get((kind, name), 0))
+        for side, rate in best.items():
+            table.add(row, side, rate)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("--bench", "--model", "--peer", "--f16", "--q8"):
-        parser.add_argument(name, required=True)
-    parser.add_argument("--bf16")
+    parser.add_argument("--bench", required=True, help="build/bench_model")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--peer", action="append", default=[], type=parse_peer)
+    parser.add_argument("--weights", default="bf16,bf16-fast,int8,int4", help="ours (default: %(default)s)")
+    parser.add_argument("--kv-dtype", default="f16")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--long", action="store_true", help="a context of 32K instead of the short ones")
-    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--verbose", action="store_true", help="print every command")
     args = parser.parse_args()
-    table, peer = Table([file for file in ("f16", "bf16", "q8") if getattr(args, file)]), Peer(args)
+    table = Table()
     for number in range(args.rounds):
         print(f"round {number + 1} of {args.rounds}", file=sys.stderr, flush=True)
-        (long_round if args.long else short_round)(args, table, peer)
-        table.print()
+        for weights in args.weights.split(","):
+            measure_ours(args, table, weights)
+        measure_peers(args, table)
+        table.print(args.weights.split(","))
 
 
 if __name__ == "__main__":

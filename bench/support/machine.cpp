@@ -46,6 +46,15 @@ __attribute__((target("avx512f"))) void dot_vnni() {
     for (int c = 0; c < kChains; ++c) asm volatile("vpdpbusd %2, %1, %0" : "+v"(acc[c]) : "v"(a), "v"(b));
   }
 }
+__attribute__((target("avx512f"))) void dot_bf16() {
+  typedef float Vec __attribute__((vector_size(64)));
+  Vec acc[kChains] = {};
+  Vec a = Vec{} + 1.0f, b = Vec{} + 1.0f;
+  for (int64_t i = 0; i < kRounds; ++i) {
+#pragma GCC unroll 32
+    for (int c = 0; c < kChains; ++c) asm volatile("vdpbf16ps %2, %1, %0" : "+v"(acc[c]) : "v"(a), "v"(b));
+  }
+}
 #endif
 
 }  // namespace
@@ -71,6 +80,15 @@ double MachineProbe::int8_gops() {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512vnni")) {
     return 1e-9 * pool_.num_threads() * kRounds * kChains * 128 / seconds(dot_vnni);
+  }
+#endif
+  return 0;
+}
+
+double MachineProbe::bf16_gflops() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512bf16")) {
+    return 1e-9 * pool_.num_threads() * kRounds * kChains * 64 / seconds(dot_bf16);
   }
 #endif
   return 0;
@@ -106,6 +124,7 @@ MachinePeak measure_peak(int threads) {
   for (int i = 0; i < 5; ++i) {
     peak.fma_gflops = std::max(peak.fma_gflops, probe.fma_gflops());
     peak.int8_gops = std::max(peak.int8_gops, probe.int8_gops());
+    peak.bf16_gflops = std::max(peak.bf16_gflops, probe.bf16_gflops());
     peak.read_gbs = std::max(peak.read_gbs, probe.read_gbs());
   }
   return peak;

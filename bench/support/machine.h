@@ -11,9 +11,10 @@ namespace bam::bench {
 
 struct MachinePeak {
   int threads = 1;
-  double fma_gflops = 0;  // float32 fused multiply-adds, 2 FLOP each
-  double int8_gops = 0;   // u8 x s8 dot products; 0: no VNNI
-  double read_gbs = 0;    // DRAM read
+  double fma_gflops = 0;   // float32 fused multiply-adds, 2 FLOP each
+  double int8_gops = 0;    // u8 x s8 dot products; 0: no VNNI
+  double bf16_gflops = 0;  // pairs of bfloat16; 0: no AVX512-BF16
+  double read_gbs = 0;     // DRAM read
 };
 
 // Single short runs (5 to 30 ms) on `threads` threads: a shared machine changes from moment to moment, so a benchmark
@@ -23,6 +24,7 @@ class MachineProbe {
   explicit MachineProbe(int threads);
   double fma_gflops();
   double int8_gops();
+  double bf16_gflops();
   double read_gbs();
 
  private:

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "bench/support/profiling_backend.h"
 
 namespace bam::bench {
 
@@ -16,8 +17,14 @@ Runner::Runner(const RunnerOptions& options, int64_t max_tokens, int64_t sequenc
                                .isa = options.isa,
                                .math = options.math,
                                .attention_math = options.attention_math});
+  if (options.profile) {
+    auto profile = std::make_unique<ProfilingBackend>(std::move(backend_));
+    profile_ = profile.get();
+    backend_ = std::move(profile);
+  }
   ModelOptions model_options;
   model_options.weight_dtype = options.weight_dtype;
+  model_options.head_dtype = options.head_dtype;
   model_options.max_rows = std::max(options.chunk, sequences);
   model_options.max_logit_rows = std::max(options.logit_rows, sequences);
   model_options.attention.certified = options.certified;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,9 +13,12 @@
 
 namespace bam::bench {
 
+class ProfilingBackend;
+
 struct RunnerOptions {
   std::string model;
   DType weight_dtype = DType::kF32;
+  std::optional<DType> head_dtype = {};
   DType kv_dtype = DType::kF16;
   bool certified = true;
   int threads = 0;
@@ -23,6 +27,7 @@ struct RunnerOptions {
   std::string isa = "auto";
   std::string math = "exact";
   std::string attention_math = "f32";
+  bool profile = false;
 };
 
 class Runner {
@@ -31,6 +36,7 @@ class Runner {
 
   BamModel& model() { return *model_; }
   Backend& backend() { return *backend_; }
+  ProfilingBackend* profile() { return profile_; }  // null unless asked for
   // Reads tokens of sequence `s` from position `start` on in chunks; returns the last row's logits.
   std::span<const float> prefill(const std::vector<int32_t>& tokens, int64_t start = 0, int64_t sequence = 0);
   // The same for a prompt from position 0 on, returning the logits of its last `wanted` rows [wanted, vocab].
@@ -44,6 +50,7 @@ class Runner {
 
   RunnerOptions options_;
   std::unique_ptr<Backend> backend_;
+  ProfilingBackend* profile_ = nullptr;
   std::unique_ptr<BamModel> model_;
   std::unique_ptr<DeviceBuffer> memory_;
   KvCacheView kv_;

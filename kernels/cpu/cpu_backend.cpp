@@ -45,8 +45,26 @@ std::string choose_isa(const std::string& wanted) {
   return "portable";
 }
 
+float load_float(const std::byte* at) {
+  float value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+
+// Row `row` of a matrix of four-bit weights.
+void load_int4_row(const HostMatrix& matrix, int64_t row, Int4Row& out) {
+  out.unpack(matrix.data + row * int4_code_bytes(matrix.cols),
+             matrix.int4_factors + row * int4_factor_bytes(matrix.cols),
+             load_float(matrix.int4_scales + row * int64_t{sizeof(float)}));
+}
+
 // Row `row` of a host matrix as float32.
 void load_row(const HostMatrix& matrix, int64_t row, float* out) {
+  if (matrix.dtype == DType::kI4) {
+    Int4Row codes(matrix.cols);
+    load_int4_row(matrix, row, codes);
+    return codes.to_f32(out);
+  }
   const size_t bytes = static_cast<size_t>(matrix.cols) * dtype_bits(matrix.dtype) / 8;
   const std::byte* at = matrix.data + static_cast<size_t>(row) * bytes;
   if (matrix.dtype == DType::kF32) {
@@ -123,20 +141,35 @@ std::unique_ptr<LinearWeights> CpuBackend::make_linear(std::span<const HostMatri
     linear->n += part.rows;
   }
   linear->in_pairs = fast_ && (weight_dtype == DType::kBF16 || weight_dtype == DType::kF16);
+  const bool int4 = weight_dtype == DType::kI4;
   linear->panels = arena_.allocate(linear->in_pairs ? packed_pair_bytes(linear->k, linear->n)
+                                   : int4           ? packed_int4_code_bytes(linear->k, linear->n)
                                                     : packed_bytes(weight_dtype, linear->k, linear->n));
+  if (int4) linear->factors = arena_.allocate(packed_int4_factor_bytes(linear->k, linear->n));
   const int64_t padded = (linear->n + kPanelCols - 1) / kPanelCols * kPanelCols;
-  if (weight_dtype == DType::kI8) {
+  if (weight_dtype == DType::kI8 || int4) {
     linear->scale.resize(static_cast<size_t>(padded));
     linear->offset.resize(static_cast<size_t>(padded));
   }
   pool_.parallel_for(padded / kPanelCols, [&](int64_t panel, int) {
     std::vector<float> row(static_cast<size_t>(linear->k));
+    Int4Row codes(int4 ? linear->k : 0);
     const int64_t end = std::min((panel + 1) * kPanelCols, linear->n);
     for (int64_t out = panel * kPanelCols; out < end; ++out) {
       auto it = std::upper_bound(first_rows.begin(), first_rows.end(), out,
                                  [](int64_t value, const auto& entry) { return value < entry.second; });
       const auto& [matrix, first] = *std::prev(it);
+      if (int4) {
+        if (matrix->dtype == DType::kI4) {
+          load_int4_row(*matrix, out - first, codes);
+        } else {
+          load_row(*matrix, out - first, row.data());
+          codes.quantize(row.data());
+        }
+        linear->scale[static_cast<size_t>(out)] = codes.scale;
+        pack_row_int4(codes, out, linear->panels.as<uint8_t>(), linear->factors.as<uint8_t>(), linear->offset.data());
+        continue;
+      }
       load_row(*matrix, out - first, row.data());
       if (linear->in_pairs) {
         pack_row_pairs(row.data(), linear->k, out, linear->panels.as<uint32_t>());
@@ -220,6 +253,7 @@ void CpuBackend::linear_logits(const LinearWeights& weights, const void* in, int
 void CpuBackend::gemm(const CpuLinear& weights, const float* in, int64_t rows, float* out, bool accumulate) {
   if (rows == 0) return;
   ensure_workers(16);
+  ensure_unpack(weights);
   const int64_t panels = (weights.n + kPanelCols - 1) / kPanelCols;
   // Few rows stream weights in long runs; many rows leave small tasks so that threads finish together.
   const int64_t per_task = rows <= 4 ? std::max<int64_t>(4, panels / (8 * pool_.num_threads()) / 4 * 4) : 2;
@@ -228,8 +262,9 @@ void CpuBackend::gemm(const CpuLinear& weights, const float* in, int64_t rows, f
   const int64_t wanted_blocks = (4 * pool_.num_threads() + panel_groups - 1) / panel_groups;
   const int64_t block_rows = std::clamp((rows + wanted_blocks - 1) / wanted_blocks, kRowBlockMin, kRowBlockMax);
   const int64_t row_blocks = (rows + block_rows - 1) / block_rows;
+  const int64_t depth = weights.dtype == DType::kI4 ? int4_padded_depth(weights.k) : weights.k;
   const int64_t row_bytes =
-      weights.in_pairs ? num_pairs(weights.k) * int64_t{sizeof(uint32_t)} : gemm_.quantised_row_bytes(weights.k);
+      weights.in_pairs ? num_pairs(weights.k) * int64_t{sizeof(uint32_t)} : gemm_.quantised_row_bytes(depth);
   const uint8_t* rounded = round_rows(weights, in, rows, row_bytes);
   pool_.parallel_for_ahead(row_blocks * panel_groups, [&](int64_t task, int64_t next_task, int worker) {
     const int64_t next_panel = next_task < 0 ? -1 : next_task % panel_groups * per_task;
@@ -248,22 +283,30 @@ void CpuBackend::gemm(const CpuLinear& weights, const float* in, int64_t rows, f
                    .y = out + row0 * weights.n,
                    .ldy = weights.n,
                    .accumulate = accumulate});
-    } else if (weights.dtype == DType::kI8) {
-      gemm_.gemm_int8({.x = rounded + row0 * row_bytes,
-                       .ldx = row_bytes,
-                       .x_scale = rounded_scale_.data() + row0,
-                       .rows = count,
-                       .k = weights.k,
-                       .n = weights.n,
-                       .panels = weights.panels.as<int8_t>(),
-                       .w_scale = weights.scale.data(),
-                       .w_offset = weights.offset.data(),
-                       .first_panel = first,
-                       .last_panel = last,
-                       .next_panel = next_panel,
-                       .y = out + row0 * weights.n,
-                       .ldy = weights.n,
-                       .accumulate = accumulate});
+    } else if (rounded != nullptr) {
+      Int8GemmArgs args{.x = rounded + row0 * row_bytes,
+                        .ldx = row_bytes,
+                        .x_scale = rounded_scale_.data() + row0,
+                        .rows = count,
+                        .k = depth,
+                        .n = weights.n,
+                        .w_scale = weights.scale.data(),
+                        .w_offset = weights.offset.data(),
+                        .first_panel = first,
+                        .last_panel = last,
+                        .next_panel = next_panel,
+                        .y = out + row0 * weights.n,
+                        .ldy = weights.n,
+                        .accumulate = accumulate};
+      if (weights.dtype == DType::kI4) {
+        gemm_.gemm_int4({.sums = args,
+                         .codes = weights.panels.as<uint8_t>(),
+                         .factors = weights.factors.as<uint8_t>(),
+                         .decoded = workers_[static_cast<size_t>(worker)]->unpack.as<int8_t>()});
+      } else {
+        args.panels = weights.panels.as<int8_t>();
+        gemm_.gemm_int8(args);
+      }
     } else {
       gemm_.gemm({.x = in + row0 * weights.k,
                   .ldx = weights.k,
@@ -283,8 +326,16 @@ void CpuBackend::gemm(const CpuLinear& weights, const float* in, int64_t rows, f
   });
 }
 
+void CpuBackend::ensure_unpack(const CpuLinear& weights) {
+  if (weights.dtype != DType::kI4) return;
+  const auto bytes = static_cast<size_t>(2 * kPanelCols * int4_padded_depth(weights.k));
+  for (auto& worker : workers_) {
+    if (worker->unpack.size() < bytes) worker->unpack = arena_.allocate(bytes);
+  }
+}
+
 const uint8_t* CpuBackend::round_rows(const CpuLinear& weights, const float* in, int64_t rows, int64_t row_bytes) {
-  if (!weights.in_pairs && weights.dtype != DType::kI8) return nullptr;
+  if (!weights.in_pairs && weights.dtype != DType::kI8 && weights.dtype != DType::kI4) return nullptr;
   const auto bytes = static_cast<size_t>(rows * row_bytes);
   if (bytes > rounded_.size()) rounded_ = arena_.allocate(std::max(bytes, 2 * rounded_.size()));
   rounded_scale_.resize(std::max(rounded_scale_.size(), static_cast<size_t>(rows)));
@@ -295,6 +346,8 @@ const uint8_t* CpuBackend::round_rows(const CpuLinear& weights, const float* in,
       pairs_.convert_row(row, weights.k, reinterpret_cast<uint32_t*>(to));
     } else {
       rounded_scale_[static_cast<size_t>(r)] = gemm_.quantize_row(row, weights.k, to);
+      const int64_t written = gemm_.quantised_row_bytes(weights.k);
+      std::memset(to + written, gemm_.zero_byte, static_cast<size_t>(row_bytes - written));
     }
   });
   return rounded_.as<uint8_t>();

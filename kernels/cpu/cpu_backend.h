@@ -30,14 +30,15 @@ struct CpuLinear final : LinearWeights {
   int64_t in_features() const override { return k; }
   int64_t out_features() const override { return n; }
   size_t size_bytes() const override {
-    return panels.size() + scale.size() * sizeof(float) + offset.size() * sizeof(int32_t);
+    return panels.size() + factors.size() + scale.size() * sizeof(float) + offset.size() * sizeof(int32_t);
   }
   int64_t k = 0, n = 0;
   DType dtype = DType::kF32;
   bool in_pairs = false;  // of bfloat16, for PairKernels
   LazyMemory panels;
-  std::vector<float> scale;     // int8: [padded n]
-  std::vector<int32_t> offset;  // int8: [padded n]
+  LazyMemory factors;           // int4
+  std::vector<float> scale;     // int8, int4: [padded n]
+  std::vector<int32_t> offset;  // int8, int4: [padded n]
 };
 
 struct CpuAttention final : AttentionLayer {
@@ -62,6 +63,7 @@ class CpuBackend final : public Backend {
   size_t operand_bytes() const override { return sizeof(float); }
   size_t free_memory_bytes() const override { return available_memory_bytes(); }
   std::unique_ptr<DeviceBuffer> allocate(size_t bytes) override;
+  bool supports_int4_weights() const override { return true; }
   std::unique_ptr<LinearWeights> make_linear(std::span<const HostMatrix> parts, DType weight_dtype) override;
   std::unique_ptr<DeviceBuffer> make_vector(std::span<const float> values) override;
   std::unique_ptr<AttentionLayer> make_attention(const AttentionSpec& spec) override;
@@ -146,6 +148,8 @@ class CpuBackend final : public Backend {
   void store_block(const CpuAttention& layer, const Block& block, const SoftmaxState& state, int padded_dim,
                    float* out) const;
   void ensure_workers(int padded_dim);
+  // Scratch of every worker for a matrix product of this depth.
+  void ensure_unpack(const CpuLinear& weights);
   // Whether attention over these pages multiplies codes.
   bool in_integers(const KvLayout& layout) const {
     return integer_attention_ && (layout.dtype == DType::kI8 || layout.dtype == DType::kI4);

@@ -20,7 +20,7 @@ struct CpuBackend::Worker {
   SoftmaxState segment_state() { return SoftmaxState::at(attention.segment.data()); }
 
   int padded_dim;
-  LazyMemory unpack;  // 16-bit weight panels as float32
+  LazyMemory unpack;  // 16-bit weight panels as float32, int4 panels as int8
   Lines<float> q;     // [kMaxRows][padded_dim]
   std::vector<float> rotated;
   Lines<float> state;

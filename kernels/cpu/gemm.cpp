@@ -6,13 +6,16 @@
 
 #include "hwy/highway.h"
 #include "kernels/cpu/gemm_float-inl.h"
+#include "kernels/cpu/gemm_int4-inl.h"
 #include "kernels/cpu/gemm_int8-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace bam::cpu {
 namespace HWY_NAMESPACE {
 
-GemmKernels GemmTable() { return {Gemm, GemmInt8, kQuadBytes, QuantizeRow}; }
+GemmKernels GemmTable() {
+  return {Gemm, GemmInt8, GemmInt4, kQuadBytes, kVnni ? uint8_t{128} : uint8_t{0}, QuantizeRow};
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace bam::cpu

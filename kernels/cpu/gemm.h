@@ -2,6 +2,8 @@
 // by one chain of fused multiply-adds, so its bits do not depend on how many rows are computed together.
 //
 // Packed weights: panels of 32 outputs, a panel is [k][32] (int8: [k / 4][32][4]), the last panel padded with zeros.
+// int4: k in pairs of groups of sixteen; a panel's codes are [pair][4][32][4] bytes, the byte's low nibble for k and the
+// high one for k + 4, its factors [pair][32] bytes, the low nibble for the first group.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +11,7 @@
 #include <cstdint>
 
 #include "kernels/dtype.h"
+#include "kernels/int4.h"
 
 namespace bam::cpu {
 
@@ -54,16 +57,34 @@ struct Int8GemmArgs {
   bool accumulate = false;
 };
 
+inline constexpr int64_t kInt4PairBytes = 2 * kInt4Group * kPanelCols / 2;
+constexpr int64_t int4_padded_depth(int64_t k) { return (k + 2 * kInt4Group - 1) / (2 * kInt4Group) * 2 * kInt4Group; }
+
+struct Int4GemmArgs {
+  Int8GemmArgs sums;  // all of it but the panels; k padded by int4_padded_depth(), x with zeros there
+  const uint8_t* codes = nullptr;
+  const uint8_t* factors = nullptr;
+  int8_t* decoded = nullptr;  // scratch of two panels of int8
+};
+
 // Kernels of one instruction set.
 struct GemmKernels {
   void (*gemm)(const GemmArgs& args);
   void (*gemm_int8)(const Int8GemmArgs& args);
+  void (*gemm_int4)(const Int4GemmArgs& args);
   int64_t quad_bytes;  // of four quantised values: unsigned bytes for VNNI, 16-bit pairs elsewhere
+  uint8_t zero_byte;   // four quantised zeros are bytes of this
   int64_t quantised_row_bytes(int64_t k) const { return (k + 3) / 4 * quad_bytes; }
   // Writes one row in the format gemm_int8 wants and returns its scale.
   float (*quantize_row)(const float* x, int64_t k, uint8_t* out);
 };
 GemmKernels gemm_kernels();  // for the instruction set chosen by Highway's dispatch
+
+// Of an int4 matrix: its codes; its factors.
+size_t packed_int4_code_bytes(int64_t k, int64_t n);
+size_t packed_int4_factor_bytes(int64_t k, int64_t n);
+// Writes column `out` of the panels and sets w_offset[out].
+void pack_row_int4(const Int4Row& row, int64_t out, uint8_t* codes, uint8_t* factors, int32_t* w_offset);
 
 size_t packed_bytes(DType dtype, int64_t k, int64_t n);
 // source: row `out` of W as float32, [k]; writes column `out` of the panels. kF32, kBF16, kF16.

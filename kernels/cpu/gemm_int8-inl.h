@@ -87,6 +87,10 @@ HWY_INLINE I32x16 LoadInt16(const int8_t* from) {
   return r;
 }
 
+HWY_INLINE void StoreInt16(I32x16 v, int8_t* to) {
+  BAM_EACH_PART hn::StoreU(v.part[p], IntTag(), reinterpret_cast<int32_t*>(to) + p * kLanes);
+}
+
 // What the sums of sixteen columns start from: with VNNI, x is stored with an offset of 128.
 HWY_INLINE I32x16 FirstSum(const Int8GemmArgs& a, int64_t col) {
   I32x16 r;
@@ -108,6 +112,38 @@ HWY_NOINLINE void StoreRagged(const Int8GemmArgs& a, const float* tile, int tile
     for (int64_t c = 0; c < std::min<int64_t>(tile_cols, a.n - col); ++c) {
       y[c] = a.accumulate ? tile[r * tile_cols + c] + y[c] : tile[r * tile_cols + c];
     }
+  }
+}
+
+// Scales the sums of a register tile and stores or adds them.
+template <int kRows, int kBlocks>
+HWY_INLINE void StoreSums(const Int8GemmArgs& a, const I32x16 (&acc)[kRows][kBlocks], int64_t row, int64_t col) {
+  F32x16 w_scale[kBlocks];
+#pragma GCC unroll 16
+  for (int b = 0; b < kBlocks; ++b) w_scale[b] = Load16(a.w_scale + col + 16 * b);
+  if (col + kBlocks * 16 <= a.n) {
+    float* y = a.y + row * a.ldy + col;
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const F32x16 x_scale = Set16(a.x_scale[row + r]);
+#pragma GCC unroll 16
+      for (int b = 0; b < kBlocks; ++b) {
+        const F32x16 value = Scaled(acc[r][b], x_scale, w_scale[b]);
+        float* to = y + r * a.ldy + 16 * b;
+        Store16(a.accumulate ? Add(value, Load16(to)) : value, to);
+      }
+    }
+  } else {
+    HWY_ALIGN float tile[kRows * kBlocks * 16];
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const F32x16 x_scale = Set16(a.x_scale[row + r]);
+#pragma GCC unroll 16
+      for (int b = 0; b < kBlocks; ++b) {
+        Store16(Scaled(acc[r][b], x_scale, w_scale[b]), tile + (r * kBlocks + b) * 16);
+      }
+    }
+    StoreRagged(a, tile, kBlocks * 16, kRows, row, col);
   }
 }
 
@@ -153,33 +189,7 @@ HWY_NOINLINE void Int8Tile(const Int8GemmArgs& a, int64_t panel_index, int64_t r
         }
       }
     }
-    F32x16 w_scale[kBlocks];
-#pragma GCC unroll 16
-    for (int b = 0; b < kBlocks; ++b) w_scale[b] = Load16(a.w_scale + col + 16 * b);
-    if (col + kBlocks * 16 <= a.n) {
-      float* y = a.y + row * a.ldy + col;
-#pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-        const F32x16 x_scale = Set16(a.x_scale[row + r]);
-#pragma GCC unroll 16
-        for (int b = 0; b < kBlocks; ++b) {
-          const F32x16 value = Scaled(acc[r][b], x_scale, w_scale[b]);
-          float* to = y + r * a.ldy + 16 * b;
-          Store16(a.accumulate ? Add(value, Load16(to)) : value, to);
-        }
-      }
-    } else {
-      HWY_ALIGN float tile[kRows * kBlocks * 16];
-#pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-        const F32x16 x_scale = Set16(a.x_scale[row + r]);
-#pragma GCC unroll 16
-        for (int b = 0; b < kBlocks; ++b) {
-          Store16(Scaled(acc[r][b], x_scale, w_scale[b]), tile + (r * kBlocks + b) * 16);
-        }
-      }
-      StoreRagged(a, tile, kBlocks * 16, kRows, row, col);
-    }
+    StoreSums<kRows, kBlocks>(a, acc, row, col);
   }
 }
 
@@ -192,19 +202,24 @@ HWY_INLINE void Int8AnyTile(int64_t rows, const Int8GemmArgs& a, int64_t panel_i
   if constexpr (kRows > 1) Int8AnyTile<kPanels, kRows - 1>(rows, a, panel_index, row, next);
 }
 
+// All rows against kPanels panels.
 template <int kPanels, int kMost>
-void Int8Panels(const Int8GemmArgs& a, int64_t p, int64_t next_pair) {
-  const int64_t quads = (a.k + 3) / 4, panel_bytes = quads * kPanelCols * 4;
-  const int8_t* at = a.panels + (next_pair < 0 ? p : next_pair) * panel_bytes;
-  const NextPanels next = next_pair < 0
-                              ? NextPanels(at)
-                              : NextPanels(at, at + panel_bytes, panel_bytes, (a.rows + kMost - 1) / kMost, quads);
+void Int8Panels(const Int8GemmArgs& a, int64_t p, const NextPanels& next) {
   int64_t tile = 0;
   for (int64_t r = 0; r < a.rows; ++tile) {
     const int64_t height = TileHeight<kMost>(a.rows, r);
     Int8AnyTile<kPanels, kMost>(height, a, p, r, next.Tile(tile));
     r += height;
   }
+}
+
+// The panels from `pair` on come next; -1: none, and `p` again does no harm.
+template <int kMost>
+NextPanels Int8Next(const Int8GemmArgs& a, int64_t p, int64_t pair) {
+  const int64_t quads = (a.k + 3) / 4, panel_bytes = quads * kPanelCols * 4;
+  const int8_t* at = a.panels + (pair < 0 ? p : pair) * panel_bytes;
+  if (pair < 0) return NextPanels(at);
+  return NextPanels(at, at + panel_bytes, panel_bytes, (a.rows + kMost - 1) / kMost, quads);
 }
 
 void GemmInt8(const Int8GemmArgs& a) {
@@ -214,12 +229,12 @@ void GemmInt8(const Int8GemmArgs& a) {
     if (a.rows > kTileRows || a.rows <= 3) {
       for (; p + 2 <= a.last_panel; p += 2) {
         const int64_t next = p + 2 < a.last_panel ? p + 2 : a.next_panel;
-        Int8Panels<2, kPairRows>(a, p,
-                                 a.rows > kTileRows && next + 2 <= (a.n + kPanelCols - 1) / kPanelCols ? next : -1);
+        const bool fetch = a.rows > kTileRows && next + 2 <= (a.n + kPanelCols - 1) / kPanelCols;
+        Int8Panels<2, kPairRows>(a, p, Int8Next<kPairRows>(a, p, fetch ? next : -1));
       }
     }
   }
-  for (; p < a.last_panel; ++p) Int8Panels<1, kTileRows>(a, p, -1);
+  for (; p < a.last_panel; ++p) Int8Panels<1, kTileRows>(a, p, Int8Next<kTileRows>(a, p, -1));
 }
 
 float QuantizeRow(const float* x, int64_t k, uint8_t* out) {

@@ -49,4 +49,29 @@ void pack_row_int8(const float* source, int64_t k, int64_t out, int8_t* panels, 
   w_offset[out] = -128 * sum;
 }
 
+size_t packed_int4_code_bytes(int64_t k, int64_t n) {
+  return static_cast<size_t>(padded_cols(n) * int4_padded_depth(k) / 2);
+}
+size_t packed_int4_factor_bytes(int64_t k, int64_t n) {
+  return static_cast<size_t>(padded_cols(n) * int4_padded_depth(k) / (2 * kInt4Group));
+}
+
+void pack_row_int4(const Int4Row& row, int64_t out, uint8_t* codes, uint8_t* factors, int32_t* w_offset) {
+  const int64_t depth = int4_padded_depth(row.size()), col = out % kPanelCols;
+  uint8_t* code_at = codes + out / kPanelCols * depth / 2 * kPanelCols;
+  uint8_t* factor_at = factors + out / kPanelCols * depth / (2 * kInt4Group) * kPanelCols;
+  int32_t sum = 0;
+  for (int64_t k = 0; k < depth; ++k) {
+    const auto group = static_cast<size_t>(k / kInt4Group);
+    const unsigned code = k < row.size() ? row.codes[static_cast<size_t>(k)] : 0u;
+    const unsigned factor = group < row.factors.size() ? row.factors[group] : 0u;
+    uint8_t& byte = code_at[k / 8 * kPanelCols * 4 + col * 4 + k % 4];
+    byte = static_cast<uint8_t>(k % 8 < 4 ? code : byte | code << 4);
+    uint8_t& pair = factor_at[k / (2 * kInt4Group) * kPanelCols + col];
+    pair = static_cast<uint8_t>(group % 2 == 0 ? factor : (pair & 15u) | factor << 4);
+    sum += int4_value(static_cast<int>(code), static_cast<int>(factor));
+  }
+  w_offset[out] = -128 * sum;
+}
+
 }  // namespace bam::cpu

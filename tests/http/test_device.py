@@ -126,6 +126,24 @@ class FormatsOfTheGpuOnly(unittest.TestCase):
                 self.assertNotEqual(result.stdout.strip(), "")
 
 
+class FourBitWeights(unittest.TestCase):
+    def test_the_cpu_serves_them(self):
+        result = generate("--device", "cpu", "--dtype", "int4", tokens=3)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertNotEqual(result.stdout.strip(), "")
+
+    def test_the_gpu_refuses_them_in_one_line(self):
+        plugin = emulated_plugin()
+        if plugin is None:
+            self.skipTest("this build has no emulated CUDA plugin")
+        result = generate("--device", "cuda", "--dtype", "int4", BAM_PLUGIN_DIR=str(plugin.parent))
+        self.assertEqual(result.returncode, 2, result.stderr)
+        own = [line for line in result.stderr.splitlines() if line.startswith("bam ")]
+        self.assertEqual(len(own), 1, result.stderr)
+        self.assertIn("--dtype int4", own[0])
+        self.assertIn("int8", own[0])
+
+
 def selftest(*arguments, **environment):
     return subprocess.run([bamtest.BAM, "selftest", *arguments], capture_output=True, text=True, timeout=600, check=False,
                           env=clean_environment(**environment))

@@ -70,6 +70,8 @@ TEST_P(LinearTest, AgreesWithDoubleArithmeticForEveryShape) {
           if (GetParam().dtype == DType::kBF16) tolerance += absolute * 0x1p-8;
           if (GetParam().dtype == DType::kF16) tolerance += absolute * 0x1p-11 + 1e-6;
           if (GetParam().dtype == DType::kI8) tolerance += static_cast<double>(k) * x_max * w_max / 127.0;
+          // int4: half of the widest gap between two levels beside the rounding of x.
+          if (GetParam().dtype == DType::kI4) tolerance += static_cast<double>(k) * x_max * w_max * (0.15 + 1 / 254.0);
           ASSERT_NEAR(y[static_cast<size_t>(r * n + c)], exact, tolerance)
               << "k " << k << " n " << n << " rows " << rows << " at " << r << "," << c;
         }
@@ -103,7 +105,7 @@ TEST(Linear, InstructionSetsWithFusedMultiplyAddGiveTheSameBits) {
   const int64_t k = 257, n = 70, rows = 17;
   const auto w = random_floats(static_cast<size_t>(k * n), 5), x = random_floats(static_cast<size_t>(rows * k), 6);
   const HostMatrix matrix{reinterpret_cast<const std::byte*>(w.data()), DType::kF32, n, k};
-  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI8}) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI8, DType::kI4}) {
     std::vector<float> first;
     for (const char* isa : {"avx2", "avx512", "avx512vnni"}) {
       const auto backend = backend_or_null(isa, 1);
@@ -178,7 +180,7 @@ TEST(Linear, StackedPartsAreTheirConcatenation) {
 INSTANTIATE_TEST_SUITE_P(All, LinearTest, ::testing::ValuesIn([] {
                            std::vector<Case> cases;
                            for (const char* isa : {"portable", "avx2", "avx512", "avx512vnni"}) {
-                             for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI8})
+                             for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI8, DType::kI4})
                                cases.push_back({isa, dtype});
                            }
                            for (const char* isa : {"portable", "avx2", "avx512bf16"}) {

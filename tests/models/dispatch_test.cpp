@@ -52,7 +52,8 @@ TEST_P(Dispatch, EveryLevelAndDenseAttentionWriteTheSameGreedyText) {
   for (const Format& format : {Format{DType::kF32, DType::kF32},
                                {DType::kBF16, DType::kF16},
                                {DType::kI8, DType::kI8},
-                               {DType::kI8, DType::kI8, "int8"}}) {
+                               {DType::kI8, DType::kI8, "int8"},
+                               {DType::kI4, DType::kI8}}) {
     const auto text = greedy_text(checkpoint, "auto", format, true);
     ASSERT_TRUE(text);
     EXPECT_GT(std::ranges::count_if(*text, [&](int32_t token) { return token != text->front(); }), 5) << "dull text";

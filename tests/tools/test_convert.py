@@ -17,6 +17,9 @@ except ImportError as error:
     print(f"SKIPPED: {sys.executable} cannot import torch ({error}); the converter is not tested", file=sys.stderr)
     sys.exit(77)
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
+from bamlib import int4  # noqa: E402
+
 DIM, LAYERS, HEADS, HEAD_DIM, FFN, VOCAB = 24, 2, 4, 6, 48, 520
 # position_encoding in args.json -> config.json
 EXPECTED = {
@@ -182,6 +185,30 @@ class Convert(unittest.TestCase):
         config, tensors = self.converted("--dtype", "keep")
         self.assertEqual(config["torch_dtype"], "bfloat16")
         self.assert_same_bytes(tensors, state)
+
+    def test_four_bits(self):
+        state = self.state()
+        state["layers.0.attention.wq.weight"][3] = 0
+        self.publish(state)
+        config, tensors = self.converted("--dtype", "int4")
+        self.assertEqual(config["torch_dtype"], "int4")
+        matrices = [name for name, tensor in state.items() if name.startswith("layers.") and tensor.dim() == 2]
+        self.assertEqual(set(tensors), set(state) | {name + end for name in matrices for end in ("_factors", "_scales")})
+        for name, tensor in state.items():
+            if name not in matrices:
+                wanted = tensor.to(torch.bfloat16) if tensor.dim() == 2 else tensor
+                self.assertEqual(tensors[name].data, tensor_bytes(wanted), name)
+                continue
+            parts = []
+            for end, dtype in (("", torch.uint8), ("_factors", torch.uint8), ("_scales", torch.float32)):
+                stored = tensors[name + end]
+                parts.append(torch.frombuffer(bytearray(stored.data), dtype=dtype).reshape(stored.shape))
+            read_back = int4.dequantize(*parts, depth=tensor.shape[1])
+            self.assertLess(float((read_back - tensor).norm() / tensor.norm()), 0.08, name)
+        self.assertTrue(bool((parts[2] > 0).all()))
+        state["layers.0.attention.wq.weight"][3, 3] = float("nan")
+        self.publish(state)
+        assert_one_line_failure(self, self.convert("--dtype", "int4"), 1, "layers.0.attention.wq.weight", "NaN")
 
     def test_shards_and_flat_per_head_tensors(self):
         state = self.state()

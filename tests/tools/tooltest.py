@@ -15,7 +15,7 @@ REPO = pathlib.Path(__file__).resolve().parent.parent.parent
 TOOLS = REPO / "tools"
 TOKENIZER = REPO / "tests" / "fixtures" / "tokenizer.model"
 TOKENIZER_VOCAB = 512
-DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1}
 
 sys.path.insert(0, str(TOOLS))
 from bamlib.failure import run  # noqa: E402

@@ -14,7 +14,7 @@ from typing import Callable, Iterable, Iterator, NamedTuple
 
 from bamlib.failure import UsageFailure
 
-DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1}
 TORCH_DTYPE = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 ALIGNMENT = 64
 CHECKPOINT_FILE = re.compile(
@@ -106,9 +106,13 @@ def write_tensors(folder: pathlib.Path, specs: list[TensorSpec], produce: Produc
     return names
 
 
-def describe_tensors(specs: list[TensorSpec], files: list[str]) -> str:
-    """'0.6M parameters, 2.4 MiB in 1 file'"""
-    num_parameters = sum(spec.num_elements for spec in specs)
+def count_parameters(specs: list[TensorSpec]) -> int:
+    return sum(spec.num_elements for spec in specs)
+
+
+def describe_tensors(specs: list[TensorSpec], files: list[str], num_parameters: int | None = None) -> str:
+    """'0.6M parameters, 2.4 MiB in 1 file'; the number must be given where a parameter is not an element."""
+    num_parameters = num_parameters or count_parameters(specs)
     mebibytes = sum(spec.num_bytes for spec in specs) / 2**20
     return (f"{num_parameters / 1e6:.1f}M parameters, {mebibytes:.1f} MiB in "
             f"{len(files)} file{'s' if len(files) > 1 else ''}")
