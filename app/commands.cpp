@@ -7,6 +7,7 @@ namespace bam {
 const std::vector<Command>& all_commands() {
   static const std::vector<Command> commands = {
       {"serve", "serve a checkpoint over an OpenAI-compatible HTTP API", run_serve},
+      {"worker", "compute some of the layers of a server on several machines", run_worker},
       {"chat", "talk to a model here or behind a URL", run_chat},
       {"generate", "generate text in the terminal, without a server", run_generate},
       {"batch", "answer the requests of a JSONL file, without a server", run_batch},

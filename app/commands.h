@@ -9,6 +9,7 @@ namespace bam {
 // One function per sub-command. argv[0] is the sub-command's own name ("bench"); the result is the exit code:
 // 0 success, 1 the work failed, 2 the command line is wrong.
 int run_serve(int argc, char** argv);
+int run_worker(int argc, char** argv);
 int run_chat(int argc, char** argv);
 int run_generate(int argc, char** argv);
 int run_batch(int argc, char** argv);

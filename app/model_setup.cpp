@@ -1,5 +1,6 @@
 #include "app/model_setup.h"
 
+#include <chrono>
 #include <cstdlib>
 
 #include "app/units.h"
@@ -11,7 +12,9 @@
 #include "engine/capacity.h"
 #include "kernels/device.h"
 #include "models/bam.h"
+#include "models/stage_split.h"
 #include "models/weights.h"
+#include "transport/group.h"
 
 namespace bam {
 
@@ -112,35 +115,87 @@ void check_kv_memory(uint64_t wanted, uint64_t machine) {
   }
 }
 
-LoadedModel load_model(const ModelSettings& settings) {
-  LoadedModel loaded;
-  loaded.checkpoint = find_checkpoint(settings.model);
-  const ModelConfig config = load_model_config(loaded.checkpoint);
-  loaded.tokenizer = Tokenizer::load(loaded.checkpoint);
-  if (loaded.tokenizer->vocab_size() > config.vocab_size) {
-    throw Error("{}: has {} pieces, but vocab_size in config.json is {}",
-                (loaded.checkpoint / "tokenizer.model").string(), loaded.tokenizer->vocab_size(), config.vocab_size);
+std::unique_ptr<GroupSource> make_stage_group(const StageSettings& settings, int rank) {
+  GroupOptions options;
+  options.transport = settings.transport;
+  options.rank = rank;
+  options.size = static_cast<int>(settings.count);
+  options.rendezvous = settings.rendezvous;
+  options.address = settings.address;
+  options.deadline = std::chrono::milliseconds(static_cast<int64_t>(1000 * settings.deadline_s));
+  return make_group_source(options);
+}
+
+namespace {
+
+StageRange choose_stage(const ModelSettings& settings, const ModelConfig& config, const CheckpointWeights& weights,
+                        const ModelOptions& options, const Backend& backend, int rank, int size) {
+  if (size == 1) return {};
+  if (size > config.num_layers) {
+    throw UsageError("--stages: {} stages need as many layers, the model has {}", size, config.num_layers);
   }
-  loaded.defaults = load_sampling_defaults(loaded.checkpoint);
-  loaded.backend = make_backend(settings);
+  const std::string& layers = settings.stages.layers;
+  const std::vector<StageRange> ranges =
+      layers.empty() ? split_checkpoint(config, weights, options, backend.rounding_margin(), size)
+                     : parse_stage_layers(layers, config.num_layers);
+  if (static_cast<int>(ranges.size()) != size) {
+    throw UsageError("--stage-layers: '{}' has {} parts for {} stages", layers, ranges.size(), size);
+  }
+  return ranges[static_cast<size_t>(rank)];
+}
+
+}  // namespace
+
+StageModel load_stage(const ModelSettings& settings, int rank, int size) {
+  StageModel stage;
+  stage.checkpoint = find_checkpoint(settings.model);
+  const ModelConfig config = load_model_config(stage.checkpoint);
+  stage.tokenizer = Tokenizer::load(stage.checkpoint);
+  if (stage.tokenizer->vocab_size() > config.vocab_size) {
+    throw Error("{}: has {} pieces, but vocab_size in config.json is {}",
+                (stage.checkpoint / "tokenizer.model").string(), stage.tokenizer->vocab_size(), config.vocab_size);
+  }
+  stage.backend = make_backend(settings);
   // A device's own memory is asked for in one piece: what is taken is as good as not there.
   check_kv_memory(settings.engine.kv_memory_bytes,
-                  loaded.backend->in_host_memory() ? total_memory_bytes() : loaded.backend->free_memory_bytes());
-  check_kv_dtype(*loaded.backend, settings.engine.kv_dtype);  // before gigabytes are read
-  CheckpointWeights weights = load_weights(loaded.checkpoint, config);
-  loaded.weight_dtype = choose_weight_dtype(settings.dtype, config);
-  loaded.num_parameters = config.num_parameters_without_embedding() + config.num_embedding_parameters();
+                  stage.backend->in_host_memory() ? total_memory_bytes() : stage.backend->free_memory_bytes());
+  check_kv_dtype(*stage.backend, settings.engine.kv_dtype);  // before gigabytes are read
+  CheckpointWeights weights = load_weights(stage.checkpoint, config);
+  stage.weight_dtype = choose_weight_dtype(settings.dtype, config);
+  stage.num_parameters = config.num_parameters_without_embedding() + config.num_embedding_parameters();
 
   ModelOptions options;
-  options.weight_dtype = loaded.weight_dtype;
+  options.weight_dtype = stage.weight_dtype;
   options.max_rows = settings.engine.max_batched_tokens;
   options.max_logit_rows = std::max<int64_t>(64, settings.engine.max_num_seqs);
   options.attention = {.certified = settings.certified_attention, .epsilon = settings.attention_epsilon};
   options.use_reach = settings.certified_attention;
-  auto model = std::make_unique<BamModel>(*loaded.backend, config, std::move(weights), options);
-  loaded.weight_bytes = model->weight_bytes();
-  loaded.fingerprint = model->fingerprint();
-  loaded.engine = std::make_unique<Engine>(std::move(model), settings.engine, loaded.tokenizer->fingerprint());
+  options.stage = choose_stage(settings, config, weights, options, *stage.backend, rank, size);
+  stage.model = std::make_unique<BamModel>(*stage.backend, config, std::move(weights), options);
+  return stage;
+}
+
+std::string StageModel::description() const {
+  const StageRange& range = model->stage();
+  return fmt::format("layers {} to {} of {}, {} {} | {}", range.first_layer, range.first_layer + range.num_layers - 1,
+                     checkpoint.filename().string(), format_bytes(static_cast<double>(model->weight_bytes())),
+                     dtype_name(weight_dtype), backend->description());
+}
+
+LoadedModel load_model(const ModelSettings& settings) {
+  LoadedModel loaded;
+  if (settings.stages.count > 1) loaded.group = make_stage_group(settings.stages, 0);
+  StageModel stage = load_stage(settings, 0, loaded.group ? loaded.group->size() : 1);
+  loaded.checkpoint = stage.checkpoint;
+  loaded.defaults = load_sampling_defaults(stage.checkpoint);
+  loaded.backend = std::move(stage.backend);
+  loaded.tokenizer = std::move(stage.tokenizer);
+  loaded.weight_dtype = stage.weight_dtype;
+  loaded.num_parameters = stage.num_parameters;
+  loaded.weight_bytes = stage.model->weight_bytes();
+  loaded.fingerprint = stage.model->fingerprint();
+  loaded.engine = std::make_unique<Engine>(std::move(stage.model), settings.engine, loaded.tokenizer->fingerprint(),
+                                           steady_time(), loaded.group.get());
   return loaded;
 }
 

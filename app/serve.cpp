@@ -16,6 +16,7 @@
 
 #include "app/build_info.h"
 #include "app/commands.h"
+#include "app/local_stages.h"
 #include "app/option_flags.h"
 #include "app/passkey_selftest.h"
 #include "base/log.h"
@@ -71,16 +72,16 @@ void abort_on_later_signal(int signal) {
   _exit(128 + signal);
 }
 
-// The GPU is lost for this process: a supervisor starts the next one (docs/deploy.md).
+// The GPU, or another rank, is lost for this process: a supervisor starts the next one (docs/deploy.md).
 constexpr int kDeviceLostExitCode = 75;
 
 // Loads the model beside the running HTTP server, and ends both in order. Every thread is started and joined by run().
 class Service {
  public:
-  explicit Service(const ServeConfig& config) : config_(config), context_(config.server), http_(context_) {
+  explicit Service(ServeConfig config) : config_(std::move(config)), context_(config_.server), http_(context_) {
     context_.version = BAM_VERSION;
-    context_.props_json = config.resolved_json();
-    if (!config.server.batch_dir.empty()) context_.batches = std::make_shared<BatchStore>(config.server.batch_dir);
+    context_.props_json = config_.resolved_json();
+    if (!config_.server.batch_dir.empty()) context_.batches = std::make_shared<BatchStore>(config_.server.batch_dir);
   }
 
   int run() {
@@ -135,6 +136,7 @@ class Service {
  private:
   void load() {
     try {
+      if (wants_local_stages(config_.model.stages)) local_stages_ = std::make_unique<LocalStages>(config_);
       auto loaded = std::make_unique<LoadedModel>(load_model(config_.model));
       loaded_ = std::move(loaded);
       serving_ = make_serving_model(*loaded_);
@@ -148,7 +150,7 @@ class Service {
     log::info("{}", loaded_->description());
     log::info("{}", loaded_->running_description());
     loaded_->engine->on_device_lost([this](const std::string&) {
-      log::error("ending with exit code {}: only a new process can use the GPU again", kDeviceLostExitCode);
+      log::error("ending with exit code {}: only a new process can go on", kDeviceLostExitCode);
       exit_code_ = kDeviceLostExitCode;
       kill(getpid(), SIGTERM);  // the supervising thread drains, as for a signal from outside
     });
@@ -217,7 +219,8 @@ class Service {
     http_.quit();
   }
 
-  const ServeConfig& config_;
+  ServeConfig config_;
+  std::unique_ptr<LocalStages> local_stages_;  // ends after the engine, which tells the workers that it is over
   std::unique_ptr<KvPublisher> kv_publisher_;  // the engine's thread uses it
   std::unique_ptr<LoadedModel> loaded_;
   std::unique_ptr<ServingModel> serving_;

@@ -14,6 +14,17 @@
 
 namespace bam {
 
+// Layers on several ranks; see docs/cluster.md.
+struct StageSettings {
+  int64_t count = 1;
+  int64_t rank = 1;                // of a worker; with mpi the job knows
+  std::string layers;              // "4,4,4"; empty: by their cost
+  std::string transport = "gloo";  // gloo, mpi
+  std::string rendezvous;          // where ranks find each other; empty: this machine alone
+  std::string address;             // by which others reach this rank
+  double deadline_s = 5;
+};
+
 // How to load a checkpoint and run it; shared by serve, generate and inspect.
 struct ModelSettings {
   std::string model = "demo";
@@ -26,6 +37,7 @@ struct ModelSettings {
   bool certified_attention = true;
   float attention_epsilon = AttentionOptions{}.epsilon;
   EngineConfig engine;
+  StageSettings stages;
 };
 
 struct ServeConfig {
@@ -53,6 +65,7 @@ struct ServeOption {
   bool list = false;     // may be given several times
   bool secret = false;
   bool model = false;  // also a flag of generate and inspect
+  bool stage = false;  // also a flag of worker
   // Reads one value, or the several of a list. Throws UsageError that begins with `origin`.
   using Apply = std::function<void(ServeConfig&, const std::vector<std::string>& values, const std::string& origin)>;
   using Show = std::function<std::string(const ServeConfig&)>;

@@ -113,6 +113,7 @@ enum : unsigned {
   kModel = 1,   // also a flag of generate and inspect
   kList = 2,    // may be given several times
   kSecret = 4,  // never shown
+  kStage = 8,   // also a flag of worker
 };
 
 struct Row {
@@ -153,11 +154,11 @@ std::vector<Row> rows() {
       {"attention-epsilon", "softmax mass that certified attention may leave out per row",
        number("X", BAM_FIELD(model.attention_epsilon), 0, 0.5), kModel},
 
-      {"max-num-seqs", "sequences in one step", integer(BAM_FIELD(model.engine.max_num_seqs), 1, 65536)},
-      {"max-batched-tokens", "tokens in one step", integer(BAM_FIELD(model.engine.max_batched_tokens), 1, 1 << 20)},
+      {"max-num-seqs", "sequences in one step", integer(BAM_FIELD(model.engine.max_num_seqs), 1, 65536), kStage},
+      {"max-batched-tokens", "tokens in one step", integer(BAM_FIELD(model.engine.max_batched_tokens), 1, 1 << 20), kStage},
       {"step-target-ms", "prompts are read in pieces that keep a step about this short",
        number("MS", BAM_FIELD(model.engine.step_target_ms), 0.1, 1e6)},
-      {"prefix-cache", "reuse KV pages of equal prompt beginnings", on_off(BAM_FIELD(model.engine.prefix_cache))},
+      {"prefix-cache", "reuse KV pages of equal prompt beginnings", on_off(BAM_FIELD(model.engine.prefix_cache)), kStage},
       {"kv-dir", "folder for KV snapshots; empty: off", text("DIR", BAM_FIELD(model.engine.kv_dir))},
       {"kv-events", "ZeroMQ endpoint for KV events in vLLM's format (tcp://*:5557); empty: off",
        text("ENDPOINT", BAM_FIELD(kv_events.endpoint))},
@@ -168,6 +169,21 @@ std::vector<Row> rows() {
       {"max-queued-tokens", "prompt tokens of waiting requests before new ones get 429",
        integer(BAM_FIELD(model.engine.max_queued_tokens), 1, kMany)},
       {"queue-timeout", "longest wait in the queue; 0: no limit", seconds(BAM_FIELD(model.engine.queue_timeout_s))},
+
+      {"stages", "ranks that share the layers; without --rendezvous on this machine alone",
+       integer(BAM_FIELD(model.stages.count), 1, 1024), kStage},
+      {"stage-rank", "which rank a worker is, from 1; with mpi the job knows", integer(BAM_FIELD(model.stages.rank), 1, 1023), kStage},
+      {"stage-layers", "layers of each rank (4,4,4); empty: by their cost", text("LIST", BAM_FIELD(model.stages.layers)), kStage},
+      {"transport", "how ranks talk", one_of("gloo|mpi", BAM_FIELD(model.stages.transport)), kStage},
+      {"rendezvous", "where ranks find each other: file:DIR or redis:HOST[:PORT][/NAME]",
+       text("PLACE", BAM_FIELD(model.stages.rendezvous)), kStage},
+      {"stage-address", "address by which the other ranks reach this one; empty: the machine's name",
+       text("ADDRESS", BAM_FIELD(model.stages.address)), kStage},
+      {"stage-deadline", "silence after which a rank is lost", seconds(BAM_FIELD(model.stages.deadline_s), 0.1), kStage},
+      {"replay-limit", "lost ranks that a request survives; 0: the first one ends the server",
+       integer(BAM_FIELD(model.engine.replay_limit), 0, 1 << 20), kStage},
+      {"group-timeout", "time for the ranks to come together, at start and after a loss",
+       seconds(BAM_FIELD(model.engine.group_timeout_s), 1), kStage},
 
       {"api-key", "key that clients must send; several: several flags", api_keys(), kList | kSecret},
       {"api-key-file", "keys, one per line; lines with # are comments", api_key_file()},
@@ -196,8 +212,8 @@ std::vector<Row> rows() {
       {"max-unsent", "bytes that a stream's reader may be behind before its request pauses", bytes(BAM_FIELD(server.max_unsent_bytes), 4096)},
       {"ping-interval", "between the comments that keep streams alive", seconds(BAM_FIELD(server.ping_interval_s), 1)},
 
-      {"log-level", "how much the log says", one_of("trace|debug|info|warn|error|off", BAM_FIELD(log_level))},
-      {"log-format", "form of the log lines", one_of("text|json", BAM_FIELD(log_format))},
+      {"log-level", "how much the log says", one_of("trace|debug|info|warn|error|off", BAM_FIELD(log_level)), kStage},
+      {"log-format", "form of the log lines", one_of("text|json", BAM_FIELD(log_format)), kStage},
       {"log-prompts", "write prompts into the log", on_off(BAM_FIELD(server.log_prompts))},
       {"metrics-compat", "also publish metrics under vLLM's names", metrics_compat()},
   };
@@ -217,6 +233,7 @@ std::vector<ServeOption> make_options() {
                        .list = (row.traits & kList) != 0,
                        .secret = (row.traits & kSecret) != 0,
                        .model = (row.traits & kModel) != 0,
+                       .stage = (row.traits & kStage) != 0,
                        .apply = row.kind.apply,
                        .show = row.kind.show});
   }
