@@ -234,7 +234,11 @@ void EngineCore::step_sequences() {
 // Everything that follows from what a step computed, but for the delivery of its events.
 void EngineCore::compute_done(const SchedulePlan& plan, Clock::time_point start) {
   const auto computed = time_.now();
-  for (size_t i = 0; i < plan.rows.size(); ++i) advance(i, plan.rows[i], computed);
+  int64_t num_rows = 0;
+  for (size_t i = 0; i < plan.rows.size(); ++i) {
+    num_rows += plan.rows[i].num_rows;
+    advance(i, plan.rows[i], computed);
+  }
   const double step_ms = milliseconds(time_.now() - start);
   cost_.observe(plan.load, step_ms);
   step_ms_ = step_ms_ == 0 ? step_ms : 0.8 * step_ms_ + 0.2 * step_ms;
@@ -245,6 +249,7 @@ void EngineCore::compute_done(const SchedulePlan& plan, Clock::time_point start)
   }
   stats_.steps.fetch_add(1, std::memory_order_relaxed);
   stats_.step_s.observe(1e-3 * step_ms);
+  stats_.step_tokens.observe(static_cast<double>(num_rows));
   stats_.pages_evicted.store(kv_.num_evicted(), std::memory_order_relaxed);
 }
 

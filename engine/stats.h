@@ -37,6 +37,8 @@ struct EngineStats {
   std::array<std::atomic<uint64_t>, 5> finished{};          // by FinishReason
   std::atomic<uint64_t> reach_freed_bytes{0}, pages_evicted{0};
   Histogram ttft_s, inter_token_s, e2e_s, queue_s, prefill_s, decode_s, prompt_len, generation_len, step_s;
+  Histogram inference_s, mean_token_s, step_tokens;       // first step to the end; per choice; rows of a step
+  Histogram longest_choice, asked_tokens, asked_choices;  // per request: its longest choice, max_tokens, n
 };
 
 enum class RequestState : uint8_t { kQueued, kPrefill, kDecode, kPreempted, kPaused };
