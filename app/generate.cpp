@@ -47,7 +47,7 @@ std::string read_prompt(const GenerateOptions& options) {
 
 std::vector<int32_t> tokenize(const LoadedModel& model, const GenerateOptions& options, const std::string& text) {
   const Tokenizer& tokenizer = *model.tokenizer;
-  if (!options.chat) return tokenizer.encode(text, true);
+  if (!options.chat) return tokenizer.encode(text, true, true);
   if (tokenizer.chat_template().empty()) throw Error("--chat: the checkpoint has no chat template");
   const auto compiled = ChatTemplate::compile(tokenizer.chat_template());
   if (!compiled) throw Error("--chat: {}", compiled.error().what());

@@ -103,6 +103,7 @@ SamplingDefaults load_sampling_defaults(const fs::path& checkpoint) {
   read("min_p", 0, 0.999999, defaults.min_p);
   read("repetition_penalty", 1e-6, 100, defaults.repetition_penalty);
   defaults.top_k = static_cast<int32_t>(fields.integer("top_k", 0, 1'000'000'000).value_or(defaults.top_k));
+  defaults.max_new_tokens = fields.integer("max_new_tokens", 1, limits::kMaxTokens);
   // Hugging Face's switch for greedy decoding.
   if (!fields.boolean("do_sample").value_or(true) && !fields.has("temperature")) defaults.temperature = 0;
   return defaults;

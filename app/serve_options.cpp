@@ -165,6 +165,8 @@ std::vector<Row> rows() {
       {"kv-events-replay", "ZeroMQ endpoint for who missed some; empty: off", text("ENDPOINT", BAM_FIELD(kv_events.replay))},
       {"kv-events-topic", "under which they are published", text("TEXT", BAM_FIELD(kv_events.topic))},
       {"batch-dir", "folder for files and batches of the batch API; empty: off", text("DIR", BAM_FIELD(server.batch_dir))},
+      {"default-max-tokens", "length of a chat's answer when neither the request nor generation_config.json limits it; 0: the rest of the context",
+       integer(BAM_FIELD(server.default_max_tokens), 0, kMany)},
       {"max-queue", "waiting requests before new ones get 429", integer(BAM_FIELD(model.engine.max_queue), 1, kMany)},
       {"max-queued-tokens", "prompt tokens of waiting requests before new ones get 429",
        integer(BAM_FIELD(model.engine.max_queued_tokens), 1, kMany)},

@@ -245,7 +245,11 @@ void EngineCore::shed_youngest(const std::string& why) {
 // Everything that follows from what a step computed, but for the delivery of its events.
 void EngineCore::compute_done(const Flight& flight, const StepResult& result) {
   const auto computed = time_.now();
-  for (size_t i = 0; i < flight.rows.size(); ++i) advance(flight, result, i, computed);
+  int64_t num_rows = 0;
+  for (size_t i = 0; i < flight.rows.size(); ++i) {
+    num_rows += flight.rows[i].num_rows;
+    advance(flight, result, i, computed);
+  }
   const double step_ms = result.slowest_ms > 0 ? result.slowest_ms : milliseconds(time_.now() - flight.start);
   cost_.observe(flight.load, step_ms);
   step_ms_ = step_ms_ == 0 ? step_ms : 0.8 * step_ms_ + 0.2 * step_ms;
@@ -256,6 +260,7 @@ void EngineCore::compute_done(const Flight& flight, const StepResult& result) {
   }
   stats_.steps.fetch_add(1, std::memory_order_relaxed);
   stats_.step_s.observe(1e-3 * step_ms);
+  stats_.step_tokens.observe(static_cast<double>(num_rows));
   stats_.pages_evicted.store(kv_.num_evicted(), std::memory_order_relaxed);
 }
 

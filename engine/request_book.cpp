@@ -99,11 +99,20 @@ void RequestBook::finish_choice(ActiveRequest& r, int32_t index, FinishReason re
   if (r.first_token_at) {
     stats_.decode_s.observe(seconds(now - *r.first_token_at));
     stats_.generation_len.observe(static_cast<double>(event.generated_tokens));
+    if (event.generated_tokens > 1) {
+      stats_.mean_token_s.observe(seconds(now - *r.first_token_at) / static_cast<double>(event.generated_tokens - 1));
+    }
   }
   stats_.finished[static_cast<size_t>(reason)].fetch_add(1, std::memory_order_relaxed);
   say(r, std::move(event));
   r.choice_finished[static_cast<size_t>(index)] = true;
   if (--r.num_unfinished > 0) return;
+  int64_t longest = 0;
+  for (const auto& choice : r.choices) longest = std::max<int64_t>(longest, choice->num_generated());
+  stats_.longest_choice.observe(static_cast<double>(longest));
+  stats_.asked_tokens.observe(static_cast<double>(r.request.sampling.max_tokens));
+  stats_.asked_choices.observe(r.request.n);
+  if (r.started_at) stats_.inference_s.observe(seconds(now - *r.started_at));
   stats_.e2e_s.observe(seconds(now - r.submitted_at));
   stats_.prompt_len.observe(static_cast<double>(r.request.prompt.size()));
   if (r.queued()) {

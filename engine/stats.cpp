@@ -46,6 +46,12 @@ EngineStats::EngineStats()
       decode_s(kLongSeconds),
       prompt_len(kTokens),
       generation_len(kTokens),
-      step_s(kStepSeconds) {}
+      step_s(kStepSeconds),
+      inference_s(kLongSeconds),
+      mean_token_s(kStepSeconds),
+      step_tokens(kTokens),
+      longest_choice(kTokens),
+      asked_tokens(kTokens),
+      asked_choices(kTokens) {}
 
 }  // namespace bam

@@ -38,6 +38,8 @@ struct EngineStats {
   std::atomic<uint64_t> reach_freed_bytes{0}, pages_evicted{0};
   std::atomic<uint64_t> group_losses{0}, replays{0};  // of ranks; requests that were computed again because of them
   Histogram ttft_s, inter_token_s, e2e_s, queue_s, prefill_s, decode_s, prompt_len, generation_len, step_s;
+  Histogram inference_s, mean_token_s, step_tokens;       // first step to the end; per choice; rows of a step
+  Histogram longest_choice, asked_tokens, asked_choices;  // per request: its longest choice, max_tokens, n
 };
 
 // One stage of the model: all of it, or a rank's layers.

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <unordered_map>
+#include <utility>
 
 #include <sentencepiece_processor.h>
 
@@ -53,8 +55,12 @@ class SpecialMatcher {
   }
 
  private:
-  std::unordered_map<std::string_view, int32_t> ids_;  // views into the processor's vocabulary
-  std::array<std::vector<size_t>, 256> lengths_;       // by first byte, longest first
+  struct Hash {
+    using is_transparent = void;
+    size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
+  };
+  std::unordered_map<std::string, int32_t, Hash, std::equal_to<>> ids_;
+  std::array<std::vector<size_t>, 256> lengths_;  // by first byte, longest first
 };
 
 // A piece's text with sentencepiece's space signs as spaces.
@@ -89,7 +95,7 @@ struct Tokenizer::Impl {
   SpecialMatcher specials;
 
   // Per token.
-  std::vector<std::string> bytes;
+  std::vector<std::string> pieces, bytes;
   std::vector<bool> special, byte_piece, leading_space;
 
   // How much leading space decoding drops at the start of a text.
@@ -104,7 +110,10 @@ struct Tokenizer::Impl {
   void load_model(const std::filesystem::path& path);
   void load_vocabulary(const SentencePieceModel& model);
   void apply_config(const TokenizerConfig& config, const std::string& origin);
-  int32_t find_piece(const std::string& piece, const char* key, const std::string& origin) const;
+  void make_special(int32_t id);
+  void add_token(const TokenizerConfig::AddedToken& token, const std::string& origin);
+  std::optional<int32_t> find_piece(const std::string& piece) const;
+  int32_t require_piece(const std::string& piece, const char* key, const std::string& origin) const;
 
   bool in_range(int32_t id) const { return id >= 0 && static_cast<size_t>(id) < bytes.size(); }
   void encode_text(std::string_view text, bool at_start, std::vector<int32_t>& ids) const;
@@ -147,28 +156,71 @@ void Tokenizer::Impl::load_vocabulary(const SentencePieceModel& model) {
     } else if (!control) {
       text = with_plain_spaces(piece);
     }
+    pieces.push_back(piece);
     bytes.push_back(std::move(text));
     special.push_back(control);
     byte_piece.push_back(is_byte);
     leading_space.push_back(!control && !is_byte && !unknown && piece.starts_with(kSpaceSymbol));
     const auto type = model.pieces[static_cast<size_t>(id)].type;
-    if (control || type == SentencePieceModel::PieceType::kUserDefined) specials.add(piece, id);
+    if (control || unknown || type == SentencePieceModel::PieceType::kUserDefined) specials.add(piece, id);
   }
   bos_id = continuing.bos_id();
   eos_id = continuing.eos_id();
 }
 
-int32_t Tokenizer::Impl::find_piece(const std::string& piece, const char* key, const std::string& origin) const {
+std::optional<int32_t> Tokenizer::Impl::find_piece(const std::string& piece) const {
   const int32_t id = continuing.PieceToId(piece);
-  if (!in_range(id) || continuing.IdToPiece(id) != piece) {
-    throw Error("{}: key '{}' names '{}', which is not in tokenizer.model", origin, key, printable(piece));
+  if (in_range(id) && pieces[static_cast<size_t>(id)] == piece) return id;
+  // One that the configuration itself adds.
+  const auto added = std::find(pieces.begin() + continuing.GetPieceSize(), pieces.end(), piece);
+  if (added == pieces.end()) return std::nullopt;
+  return static_cast<int32_t>(added - pieces.begin());
+}
+
+int32_t Tokenizer::Impl::require_piece(const std::string& piece, const char* key, const std::string& origin) const {
+  if (const auto id = find_piece(piece)) return *id;
+  throw Error("{}: key '{}' names '{}', which is not in tokenizer.model", origin, key, printable(piece));
+}
+
+// Its text is not part of what is written, and no constraint may ask for it.
+void Tokenizer::Impl::make_special(int32_t id) {
+  const auto index = static_cast<size_t>(id);
+  specials.add(pieces[index], id);
+  special[index] = true;
+  leading_space[index] = false;
+  bytes[index].clear();
+}
+
+void Tokenizer::Impl::add_token(const TokenizerConfig::AddedToken& token, const std::string& origin) {
+  constexpr size_t kMaxBeyond = 65'536;
+  const auto index = static_cast<size_t>(token.id);
+  if (index >= static_cast<size_t>(continuing.GetPieceSize()) + kMaxBeyond) {
+    throw Error("{}: key 'added_tokens_decoder': {} is far beyond the {} pieces of tokenizer.model", origin, token.id,
+                continuing.GetPieceSize());
   }
-  return id;
+  for (; bytes.size() <= index; special.push_back(false), byte_piece.push_back(false), leading_space.push_back(false)) {
+    pieces.emplace_back();
+    bytes.emplace_back();
+  }
+  if (pieces[index] != token.content) {
+    pieces[index] = token.content;
+    bytes[index] = token.content;
+    byte_piece[index] = leading_space[index] = false;
+  }
+  specials.add(token.content, token.id);
+  if (token.special) make_special(token.id);
 }
 
 void Tokenizer::Impl::apply_config(const TokenizerConfig& config, const std::string& origin) {
-  if (config.bos_token) bos_id = find_piece(*config.bos_token, "bos_token", origin);
-  if (config.eos_token) eos_id = find_piece(*config.eos_token, "eos_token", origin);
+  for (const TokenizerConfig::AddedToken& token : config.added_tokens) add_token(token, origin);
+  // Names without a token cannot be generated or parsed; they change nothing.
+  std::vector<std::string> names = config.special_tokens;
+  if (config.unk_token) names.push_back(*config.unk_token);
+  for (const std::string& name : names) {
+    if (const auto id = find_piece(name)) make_special(*id);
+  }
+  if (config.bos_token) make_special(bos_id = require_piece(*config.bos_token, "bos_token", origin));
+  if (config.eos_token) make_special(eos_id = require_piece(*config.eos_token, "eos_token", origin));
   add_bos = bos_id >= 0 && config.add_bos_token.value_or(true);
   add_eos = eos_id >= 0 && config.add_eos_token.value_or(false);
   chat_template = config.chat_template;
@@ -250,8 +302,8 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special, 
   return ids;
 }
 
-std::string Tokenizer::decode(const std::vector<int32_t>& ids, bool skip_special) const {
-  StreamDetokenizer detokenizer(*this, true, skip_special);
+std::string Tokenizer::decode(const std::vector<int32_t>& ids, bool skip_special, bool space_specials) const {
+  StreamDetokenizer detokenizer(*this, true, skip_special, space_specials);
   std::string text;
   for (const int32_t id : ids) text += detokenizer.push(id);
   return text += detokenizer.flush();
@@ -266,17 +318,19 @@ const std::string& Tokenizer::token_bytes(int32_t id) const {
   return impl_->in_range(id) ? impl_->bytes[static_cast<size_t>(id)] : kEmpty;
 }
 std::string Tokenizer::piece(int32_t id) const {
-  return impl_->in_range(id) ? impl_->continuing.IdToPiece(id) : std::string();
+  return impl_->in_range(id) ? impl_->pieces[static_cast<size_t>(id)] : std::string();
 }
 const std::string& Tokenizer::chat_template() const { return impl_->chat_template; }
 std::string Tokenizer::bos_token() const { return piece(impl_->bos_id); }
 std::string Tokenizer::eos_token() const { return piece(impl_->eos_id); }
 uint64_t Tokenizer::fingerprint() const { return impl_->fingerprint; }
 
-StreamDetokenizer::StreamDetokenizer(const Tokenizer& tokenizer, bool at_text_start, bool skip_special)
+StreamDetokenizer::StreamDetokenizer(const Tokenizer& tokenizer, bool at_text_start, bool skip_special,
+                                     bool space_specials)
     : tokenizer_(tokenizer),
       strip_leading_space_(at_text_start && tokenizer.impl_->strips_one_space),
-      skip_special_(skip_special) {}
+      skip_special_(skip_special),
+      space_specials_(space_specials) {}
 
 std::string StreamDetokenizer::push(int32_t id) {
   const Tokenizer::Impl& vocabulary = *tokenizer_.impl_;
@@ -285,9 +339,11 @@ std::string StreamDetokenizer::push(int32_t id) {
   if (vocabulary.special[index]) {
     // A special piece ends the character before it, visible or not.
     std::string text = flush();
-    if (!skip_special_) text += tokenizer_.piece(id);
-    return text;
+    if (skip_special_) return text;
+    if (space_specials_ && std::exchange(after_special_, true)) text += ' ';
+    return text += vocabulary.pieces[index];
   }
+  after_special_ = false;
   std::string_view bytes = vocabulary.bytes[index];
   if (strip_leading_space_) {
     const bool space = vocabulary.leading_space[index];

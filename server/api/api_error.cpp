@@ -15,6 +15,7 @@ ApiError make(int status, const char* type, std::string message, std::string cod
   error.type = type;
   error.message = std::move(message);
   error.code = std::move(code);
+  error.final = status < 500 && status != 408 && status != 429;
   return error;
 }
 
@@ -62,13 +63,21 @@ ApiError ApiError::queue_full(std::string message, double retry_after_s) {
   return error;
 }
 
-ApiError ApiError::timeout(std::string message) { return make(408, "timeout_error", std::move(message), "timeout"); }
+ApiError ApiError::timeout(std::string message, bool own) {
+  ApiError error = make(408, "timeout_error", std::move(message), "timeout");
+  error.final = own;
+  return error;
+}
 
 ApiError ApiError::internal(std::string message) {
   return make(500, "server_error", std::move(message), "internal_error");
 }
 
-ApiError ApiError::not_built(std::string message) { return make(501, "server_error", std::move(message), "not_built"); }
+ApiError ApiError::not_built(std::string message) {
+  ApiError error = make(501, "server_error", std::move(message), "not_built");
+  error.final = true;
+  return error;
+}
 
 ApiError ApiError::unavailable(std::string message, std::string code, int retry_after_s) {
   ApiError error = make(503, "service_unavailable", std::move(message), std::move(code));

@@ -17,6 +17,8 @@ struct ApiError {
   std::string param;      // empty: null
   std::string code;       // empty: null
   int retry_after_s = 0;  // > 0: Retry-After header
+  // The same request would fail again: clients that retry by the status alone are told not to.
+  bool final = false;
 
   std::string to_json() const;
 
@@ -27,7 +29,8 @@ struct ApiError {
   static ApiError not_found(std::string message, std::string code = {});
   static ApiError too_large(std::string message);
   static ApiError queue_full(std::string message, double retry_after_s);
-  static ApiError timeout(std::string message);
+  // `own`: the client set the time itself.
+  static ApiError timeout(std::string message, bool own);
   static ApiError internal(std::string message);
   static ApiError not_built(std::string message);
   static ApiError unavailable(std::string message, std::string code, int retry_after_s);

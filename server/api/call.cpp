@@ -8,6 +8,7 @@ HttpReply Call::error_reply(const ApiError& error) {
   const bool own_shape = route && route->error_body;
   HttpReply reply{.status = error.status, .body = own_shape ? route->error_body(error) : error.to_json()};
   if (error.retry_after_s > 0) reply.headers.emplace_back("retry-after", std::to_string(error.retry_after_s));
+  if (error.final) reply.headers.emplace_back("x-should-retry", "false");
   if (error.status == 401) {
     // The page asks with the browser's own dialog; programs get the scheme that they use.
     const bool page = header("accept").find("text/html") != std::string::npos;

@@ -32,6 +32,7 @@ struct Caller {
   // or removed. Empty where there is but one key, or none: all callers are one then.
   std::string tenant;
   bool admin = false;
+  bool known = true;  // false: no valid key, on a route that answers all the same
 };
 
 // A body that is sent as it is made: an event stream, or a reply too large to be put together first. Everything happens
@@ -58,6 +59,8 @@ class ReplyStream {
   virtual bool is_full() const = 0;
   // No more bytes; the connection stays usable for the next request.
   virtual void close() = 0;
+  // Breaks the connection off, so that the client cannot take what it has for the whole.
+  virtual void abort() = 0;
 };
 
 // One HTTP request and the reply it will get, exactly once. Fields are set before the handler runs and constant after,

@@ -10,6 +10,6 @@ namespace bam {
 
 // The prompt of a chat as the checkpoint's template writes it; a 400 where it has none or refuses the messages.
 ApiResult<std::string> render_chat(const ServingModel& model, std::vector<ChatMessage> messages, const ToolUse& tools,
-                                   bool add_generation_prompt);
+                                   const ChatRendering& how);
 
 }  // namespace bam

@@ -45,7 +45,7 @@ void ChoiceDelta::append(ChoiceDelta&& later) {
 ChoiceDecoder::ChoiceDecoder(const Tokenizer& tokenizer, const DecodeOptions& options, int64_t first_offset)
     : tokenizer_(tokenizer),
       options_(options),
-      detokenizer_(tokenizer, options.at_text_start),
+      detokenizer_(tokenizer, options.at_text_start, options.skip_special, options.space_specials),
       matcher_(options.stop),
       decoded_(first_offset),
       released_(first_offset) {
@@ -78,6 +78,7 @@ void ChoiceDecoder::push(int32_t token, std::optional<TokenLogprobs> logprobs) {
   const bool incomplete =
       text.empty() && !tokenizer_.is_special(token) && !is_stop && !tokenizer_.token_bytes(token).empty();
   pending.end = decoded_ + (incomplete ? 1 : 0);
+  if (options_.token_texts) pending.record.text = text;
   emit(text);
 }
 
@@ -93,7 +94,11 @@ void ChoiceDecoder::emit(std::string_view text) {
     while (!pending_.empty() && pending_.back().record.text_offset >= released_ && !options_.include_stop_str) {
       pending_.pop_back();
     }
-    if (options_.include_stop_str) certain += *matcher_.matched();
+    if (options_.include_stop_str) {
+      certain += *matcher_.matched();
+    } else {
+      cut_records(released_);
+    }
     for (Pending& pending : pending_) delta_.tokens.push_back(std::move(pending.record));
     pending_.clear();
     delta_.text += certain;
@@ -102,6 +107,21 @@ void ChoiceDecoder::emit(std::string_view text) {
   released_ += count_characters(certain);
   delta_.text += certain;
   release_records();
+}
+
+// The text ends there, in the middle of a token perhaps.
+void ChoiceDecoder::cut_records(int64_t end) {
+  for (Pending& pending : pending_) {
+    std::string& text = pending.record.text;
+    const int64_t keep = end - pending.record.text_offset;
+    if (count_characters(text) <= keep) continue;
+    size_t size = 0;
+    for (int64_t i = 0; i < keep; ++i) {
+      do ++size;
+      while (size < text.size() && (static_cast<unsigned char>(text[size]) & 0xc0) == 0x80);
+    }
+    text.resize(size);
+  }
 }
 
 void ChoiceDecoder::release_records() {
@@ -116,6 +136,7 @@ void ChoiceDecoder::finish(FinishReason reason) {
   const std::string rest = detokenizer_.flush();
   decoded_ += count_characters(rest);
   for (Pending& pending : pending_) pending.end = std::min(pending.end, decoded_);
+  if (options_.token_texts && !pending_.empty()) pending_.back().record.text += rest;
   emit(rest);
   if (finished_) return;  // the last characters completed a stop string
   const std::string held = matcher_.flush();

@@ -19,6 +19,7 @@ struct TokenRecord {
   int32_t id = 0;
   std::optional<TokenLogprobs> logprobs;
   int64_t text_offset = 0;  // in characters, from the start of the choice's text
+  std::string text = {};    // what it added to the text; only with DecodeOptions::token_texts
 };
 
 // What one choice gained since the last look.
@@ -34,6 +35,9 @@ struct DecodeOptions {
   bool at_text_start = false;  // chat: the reply is a text of its own
   std::vector<std::string> stop;
   bool include_stop_str = false;
+  bool skip_special = true;       // special tokens have no text
+  bool space_specials = false;    // those that have are kept apart by a blank
+  bool token_texts = false;       // records know their part of the text, so that the parts add up to it
   std::vector<int32_t> stop_ids;  // EOS ids (unless ignored) and the request's stop_token_ids
   std::vector<int32_t> eos_ids;   // those of stop_ids that are EOS: no stop_reason
   bool tool_calls = false;        // the text may have calls of tools
@@ -63,6 +67,7 @@ class ChoiceDecoder {
  private:
   void emit(std::string_view text);
   void release_records();
+  void cut_records(int64_t end);
 
   const Tokenizer& tokenizer_;
   const DecodeOptions& options_;

@@ -79,23 +79,16 @@ GenerationJob::GenerationJob(ServerContext& context, const ServingModel& model, 
   meta_.started = call_->started;
   reply_options_ = {.logprobs = request_.wants_logprobs(),
                     .num_top = std::max(0, request_.engine.sampling.num_logprobs),
-                    .token_ids = request_.return_token_ids};
+                    .token_ids = request_.return_token_ids,
+                    .names_are_ids = request_.return_tokens_as_token_ids};
 }
 
 void GenerationJob::start() {
   auto prepared = prepare_prompts(context_, model_, call_->caller, request_, call_->log.prompt);
   if (!prepared) return call_->reply(dialect_.in_own_words(prepared.error()));
   decode_options_ = decode_options(model_, request_);
-  for (PreparedPrompt& prompt : *prepared) {
-    Prompt& added = prompts_.emplace_back();
-    added.num_tokens = static_cast<int64_t>(prompt.ids.size());
-    call_->log.prompt_tokens += added.num_tokens;
-    for (int32_t k = 0; k < request_.engine.n; ++k) {
-      added.choices.emplace_back().decoder =
-          std::make_unique<ChoiceDecoder>(model_.tokenizer, decode_options_, prompt.text_length);
-    }
-    added.prepared = std::move(prompt);
-  }
+  record_.start(model_.tokenizer, decode_options_, request_.engine.n, *std::move(prepared));
+  call_->log.prompt_tokens = record_.usage().prompt_tokens;
   if (!enter()) {
     return call_->reply(ApiError::invalid(fmt::format("A request with the id '{}' is running.", call_->request_id),
                                           "request_id", "duplicate_request_id"));
@@ -105,8 +98,9 @@ void GenerationJob::start() {
 
 // Takes the job's names; false when they belong to another one.
 bool GenerationJob::enter() {
-  const std::string prefix = !dialect_.id_prefix.empty() ? dialect_.id_prefix
-                             : request_.kind == ApiKind::kChat ? "chatcmpl-" : "cmpl-";
+  const std::string prefix = !dialect_.id_prefix.empty()       ? dialect_.id_prefix
+                             : request_.kind == ApiKind::kChat ? "chatcmpl-"
+                                                               : "cmpl-";
   const auto add = [&] {
     meta_.id = prefix + call_->request_id;
     return context_.jobs.add(tenant(), meta_.id, call_->request_id, shared_from_this());
@@ -135,7 +129,7 @@ void GenerationJob::cancel() {
 }
 
 void GenerationJob::cancel_engine_requests() {
-  for (const Prompt& prompt : prompts_) {
+  for (const Prompt& prompt : record_.prompts()) {
     if (!prompt.engine_id.empty()) model_.engine.cancel(prompt.engine_id);
   }
 }
@@ -152,7 +146,7 @@ void GenerationJob::open() {
   }
   if (request_.stream) open_stream();
   if (!cancelled) return;
-  for (Prompt& prompt : prompts_) {
+  for (Prompt& prompt : record_.prompts()) {
     for (Choice& choice : prompt.choices) choice.decoder->finish(FinishReason::kCancelled);
   }
   deliver();
@@ -160,17 +154,17 @@ void GenerationJob::open() {
 
 // Ends with an error before anything was sent, or with all prompts in the engine.
 std::optional<ApiError> GenerationJob::submit() {
-  const int64_t context_length = model_.engine.config().max_model_len;
-  for (size_t i = 0; i < prompts_.size(); ++i) {
-    Prompt& prompt = prompts_[i];
-    const bool last = i + 1 == prompts_.size();
+  std::vector<Prompt>& prompts = record_.prompts();
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    Prompt& prompt = prompts[i];
+    const bool last = i + 1 == prompts.size();
     Request request = last ? std::move(request_.engine) : request_.engine;
     if (last) request_.engine.n = request.n;
     // No id has a '~', so that no client can name its request like a part of another.
-    request.id = LiveJobs::engine_name(tenant(), prompts_.size() == 1 ? meta_.id : fmt::format("{}~{}", meta_.id, i));
+    request.id = LiveJobs::engine_name(tenant(), prompts.size() == 1 ? meta_.id : fmt::format("{}~{}", meta_.id, i));
     request.prompt =
         request_.return_token_ids ? prompt.prepared.ids : std::exchange(prompt.prepared.ids, std::vector<int32_t>());
-    request.sampling.max_tokens = request_.max_tokens.value_or(context_length - prompt.num_tokens);
+    request.sampling.max_tokens = prompt.prepared.max_tokens;
     const std::string engine_id = request.id;
     const SubmitResult result = model_.engine.submit(std::move(request), std::make_shared<Sink>(shared_from_this(), i));
     switch (result.status) {
@@ -231,18 +225,14 @@ void GenerationJob::on_wake() {
 }
 
 void GenerationJob::on_event(size_t prompt_index, Event&& event) {
-  Prompt& prompt = prompts_[prompt_index];
+  Prompt& prompt = record_.prompt(prompt_index);
   if (auto* token = std::get_if<TokenEvent>(&event)) {
     prompt.choices[static_cast<size_t>(token->choice)].decoder->push(token->token, std::move(token->logprobs));
   } else if (auto* progress = std::get_if<ProgressEvent>(&event)) {
     prompt.cached_tokens = std::max(prompt.cached_tokens, progress->cached);
-    if (writer_ && request_.return_progress) send(writer_->progress(*progress));
+    if (writer_ && request_.return_progress) send(writer_->progress(*progress, record_.usage()));
   } else if (auto* logprobs = std::get_if<PromptLogprobsEvent>(&event)) {
-    std::vector<TokenRecord>& records = prompt.prepared.records;
-    for (size_t i = 0; i < logprobs->logprobs.size(); ++i) {
-      const size_t position = static_cast<size_t>(logprobs->first) + i;
-      if (position < records.size()) records[position].logprobs = std::move(logprobs->logprobs[i]);
-    }
+    record_.take(prompt, std::move(*logprobs));
   } else if (auto* embedding = std::get_if<EmbeddingEvent>(&event)) {
     prompt.embedding = std::move(embedding->values);
   } else if (auto* finish = std::get_if<FinishEvent>(&event)) {
@@ -255,7 +245,8 @@ void GenerationJob::on_finish(Prompt& prompt, const FinishEvent& finish) {
   ChoiceDecoder& decoder = *prompt.choices[static_cast<size_t>(finish.choice)].decoder;
   if (decoder.finished()) return;  // it met a stop string before
   if (finish.reason == FinishReason::kTimeout) {
-    fail(ApiError::timeout(finish.message.empty() ? "The request took too long." : finish.message));
+    fail(ApiError::timeout(finish.message.empty() ? "The request took too long." : finish.message,
+                           request_.own_timeout));
   } else if (finish.reason == FinishReason::kError) {
     log::error("request {}: {}", prompt.engine_id, finish.message);
     fail(ApiError::internal(finish.message.empty() ? "The engine failed on this request." : finish.message));
@@ -265,26 +256,22 @@ void GenerationJob::on_finish(Prompt& prompt, const FinishEvent& finish) {
 }
 
 void GenerationJob::deliver() {
-  for (size_t i = 0; i < prompts_.size(); ++i) {
-    for (size_t k = 0; k < prompts_[i].choices.size() && state_ == State::kRunning; ++k) deliver_choice(i, k);
+  for (size_t i = 0; i < record_.prompts().size(); ++i) {
+    for (size_t k = 0; k < record_.prompt(i).choices.size() && state_ == State::kRunning; ++k) deliver_choice(i, k);
   }
-  if (state_ == State::kRunning && all_reported()) complete();
-}
-
-int32_t GenerationJob::index_of(size_t prompt_index, size_t choice_index) const {
-  return static_cast<int32_t>(prompt_index * static_cast<size_t>(request_.engine.n) + choice_index);
+  if (state_ == State::kRunning && record_.all_reported()) complete();
 }
 
 void GenerationJob::deliver_choice(size_t prompt_index, size_t choice_index) {
   using Stage = Choice::Stage;
-  Prompt& prompt = prompts_[prompt_index];
+  Prompt& prompt = record_.prompt(prompt_index);
   Choice& choice = prompt.choices[choice_index];
   ChoiceDecoder& decoder = *choice.decoder;
   if (choice.stage == Stage::kEchoing || choice.stage == Stage::kReported) return;
   if (decoder.num_tokens() == 0 && !decoder.finished()) return;
-  const int32_t index = index_of(prompt_index, choice_index);
+  const int32_t index = record_.index_of(prompt_index, choice_index);
   // Load testers take the first event for the first token.
-  if (choice.stage == Stage::kSilent && writer_) send(writer_->begin(index, usage()));
+  if (choice.stage == Stage::kSilent && writer_) send(writer_->begin(index, record_.usage()));
   if (choice.stage == Stage::kSilent && writer_ && request_.echo) {
     start_echo(prompt_index, choice_index);
     if (choice.stage == Stage::kEchoing || state_ != State::kRunning) return;
@@ -302,7 +289,7 @@ void GenerationJob::deliver_choice(size_t prompt_index, size_t choice_index) {
     return;
   }
   if (!reply_options_.logprobs && !reply_options_.token_ids) delta.tokens.clear();
-  const Usage now = usage();
+  const Usage now = record_.usage();
   const auto* prompt_ids = first && request_.return_token_ids ? &prompt.prepared.ids : nullptr;
   if (!delta.empty() || prompt_ids) send(writer_->delta(index, delta, now, prompt_ids));
   if (!decoder.finished() || state_ != State::kRunning) return;
@@ -313,7 +300,7 @@ void GenerationJob::deliver_choice(size_t prompt_index, size_t choice_index) {
 // The prompt goes out in chunks of its own, with its logprobs if they were asked for. A long one is made on a worker,
 // and what was generated meanwhile waits.
 void GenerationJob::start_echo(size_t prompt_index, size_t choice_index) {
-  prompts_[prompt_index].choices[choice_index].stage = Choice::Stage::kEchoing;
+  record_.choice(prompt_index, choice_index).stage = Choice::Stage::kEchoing;
   echoes_.emplace_back(prompt_index, choice_index);
   if (pump_->idle()) next_echo();
 }
@@ -322,10 +309,11 @@ void GenerationJob::next_echo() {
   while (!echoes_.empty() && state_ == State::kRunning) {
     const auto [prompt_index, choice_index] = echoes_.front();
     echoes_.pop_front();
-    const PreparedPrompt& prompt = prompts_[prompt_index].prepared;
+    const PreparedPrompt& prompt = record_.prompt(prompt_index).prepared;
     const TokenRecords tokens = reply_options_.logprobs ? TokenRecords(prompt.records) : TokenRecords();
-    TextSource source = writer_->echo(index_of(prompt_index, choice_index), prompt.text, tokens);
-    Choice& choice = prompts_[prompt_index].choices[choice_index];
+    TextSource source =
+        writer_->echo(record_.index_of(prompt_index, choice_index), prompt.text, tokens, record_.usage());
+    Choice& choice = record_.choice(prompt_index, choice_index);
     if (tokens.size() > kLargeTokens || prompt.text.size() > kPieceBytes) {
       auto self = shared_from_this();  // the source refers to what the job owns
       return pump_->start([self, source = std::move(source)](std::string& out) { return source(out); },
@@ -341,12 +329,7 @@ void GenerationJob::next_echo() {
 }
 
 size_t GenerationJob::held_prompt_bytes() const {
-  size_t bytes = 0;
-  for (const Prompt& prompt : prompts_) {
-    const PreparedPrompt& held = prompt.prepared;
-    bytes += held.ids.capacity() * sizeof(int32_t) + held.records.capacity() * sizeof(TokenRecord);
-    bytes += held.text.empty() ? 0 : held.text.capacity();
-  }
+  size_t bytes = record_.held_bytes();
   for (const PromptInput& input : request_.prompts) {
     const auto* text = std::get_if<std::string>(&input);
     bytes += text ? text->capacity() : std::get<std::vector<int32_t>>(input).capacity() * sizeof(int32_t);
@@ -354,42 +337,16 @@ size_t GenerationJob::held_prompt_bytes() const {
   return bytes;
 }
 
-bool GenerationJob::all_reported() const {
-  for (const Prompt& prompt : prompts_) {
-    for (const Choice& choice : prompt.choices) {
-      if (choice.stage != Choice::Stage::kReported) return false;
-    }
-  }
-  return true;
-}
-
-Usage GenerationJob::usage() const {
-  Usage usage;
-  for (const Prompt& prompt : prompts_) {
-    usage.prompt_tokens += prompt.num_tokens;
-    usage.cached_tokens += prompt.cached_tokens;
-    for (const Choice& choice : prompt.choices) usage.completion_tokens += choice.decoder->num_tokens();
-  }
-  return usage;
-}
-
 void GenerationJob::complete() {
-  call_->log.finish = prompts_.front().choices.front().decoder->finish_reason();
+  call_->log.finish = record_.choice(0, 0).decoder->finish_reason();
   if (writer_) {
-    send(writer_->end(usage()));
+    send(writer_->end(record_.usage()));
     finish_log(200);
     return end();
   }
-  size_t tokens = 0, bytes = 0;
-  const bool detailed = reply_options_.logprobs || reply_options_.token_ids || request_.prompt_logprobs;
-  for (const Prompt& prompt : prompts_) {
-    tokens += prompt.prepared.records.size() + prompt.prepared.ids.size();
-    for (const Choice& choice : prompt.choices) {
-      tokens += choice.collected.tokens.size();
-      bytes += prompt.prepared.text.size() + choice.collected.text.size();
-    }
-  }
-  if ((!detailed || tokens <= kLargeTokens) && bytes <= kPieceBytes) {
+  const auto [tokens, bytes] =
+      record_.reply_size(reply_options_.logprobs || reply_options_.token_ids || request_.prompt_logprobs);
+  if (tokens <= kLargeTokens && bytes <= kPieceBytes) {
     finish_log(0);
     end();
     return call_->reply({.body = all_of(reply_source()), .headers = reply_headers()});
@@ -405,26 +362,8 @@ void GenerationJob::complete() {
 
 // Refers to what the job owns, and keeps it alive.
 TextSource GenerationJob::reply_source() {
-  std::vector<ChoiceReply> choices;
-  for (const Prompt& prompt : prompts_) {
-    const PreparedPrompt& prepared = prompt.prepared;
-    for (const Choice& choice : prompt.choices) {
-      ChoiceReply& reply = choices.emplace_back();
-      reply.index = static_cast<int32_t>(choices.size()) - 1;
-      reply.echo = prepared.text;
-      reply.text = choice.collected.text;
-      reply.tool_calls = choice.collected.tool_calls;
-      if (request_.echo && reply_options_.logprobs) reply.echo_tokens = prepared.records;
-      reply.tokens = choice.collected.tokens;
-      reply.finish_reason = choice.decoder->finish_reason();
-      reply.stop_reason = choice.decoder->stop_reason();
-      if (request_.prompt_logprobs) reply.prompt_logprobs = TokenRecords(prepared.records);
-      if (request_.return_token_ids) reply.prompt_ids = &prepared.ids;
-      reply.embedding = prompt.embedding;
-    }
-  }
   std::shared_ptr<ReplyWriter> writer = make_writer();
-  TextSource source = writer->reply(std::move(choices), usage());
+  TextSource source = writer->reply(record_.replies(request_, reply_options_), record_.usage());
   return [self = shared_from_this(), writer, source = std::move(source)](std::string& out) { return source(out); };
 }
 
@@ -456,7 +395,7 @@ void GenerationJob::client_left() {
 
 // While the reader is behind, nothing more is computed or put together for it.
 void GenerationJob::on_pressure(bool full) {
-  for (const Prompt& prompt : prompts_) {
+  for (const Prompt& prompt : record_.prompts()) {
     if (prompt.engine_id.empty()) continue;
     if (full) {
       model_.engine.pause(prompt.engine_id);
@@ -471,16 +410,18 @@ void GenerationJob::on_pressure(bool full) {
 void GenerationJob::stalled() {
   const std::string message =
       fmt::format("The client took nothing for {:g} s (--stall-timeout).", context_.config.stall_timeout_s);
-  if (state_ == State::kRunning) return fail(ApiError::timeout(message));
-  // Half a JSON text cannot say so.
+  if (state_ == State::kRunning) return fail(ApiError::timeout(message, false));
+  // Half a JSON text cannot say so; a connection that breaks off does.
   call_->log.error = message;
   finish_log(200);
+  const auto stream = std::exchange(stream_, nullptr);
   end();
+  stream->abort();
 }
 
 // status 0: the reply itself writes the line.
 void GenerationJob::finish_log(int status) {
-  const Usage total = usage();
+  const Usage total = record_.usage();
   RequestLog& log = call_->log;
   log.prompt_tokens = total.prompt_tokens;
   log.cached_tokens = total.cached_tokens;

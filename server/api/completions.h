@@ -8,13 +8,11 @@
 #include <vector>
 
 #include "server/api/call.h"
-#include "server/api/choice_decoder.h"
 #include "server/api/dialect.h"
 #include "server/api/event_inbox.h"
+#include "server/api/generation_record.h"
 #include "server/api/live_jobs.h"
-#include "server/api/openai_reply.h"
 #include "server/api/piece_pump.h"
-#include "server/api/prepare.h"
 #include "server/api/server_context.h"
 
 namespace bam {
@@ -47,21 +45,8 @@ class GenerationJob : public LiveJob, public std::enable_shared_from_this<Genera
   //   kCancelled ───────open()──┘  (and ends at once, without the engine)
   enum class State : uint8_t { kPreparing, kCancelled, kRunning, kReplying, kEnded };
 
-  struct Choice {
-    // kSilent: nothing was delivered. kEchoing: the prompt is on its way, and what was generated waits for its end.
-    enum class Stage : uint8_t { kSilent, kEchoing, kEchoed, kSpeaking, kReported };
-    Stage stage = Stage::kSilent;
-    std::unique_ptr<ChoiceDecoder> decoder;
-    ChoiceDelta collected;  // replies that are not streamed
-  };
-  struct Prompt {
-    PreparedPrompt prepared;  // its ids are the engine's from submit() on, unless the reply needs them
-    std::string engine_id;
-    int64_t num_tokens = 0;
-    int64_t cached_tokens = 0;
-    std::vector<float> embedding;
-    std::vector<Choice> choices;
-  };
+  using Prompt = GenerationRecord::Prompt;
+  using Choice = GenerationRecord::Choice;
   class Sink;
 
   bool enter();
@@ -90,9 +75,6 @@ class GenerationJob : public LiveJob, public std::enable_shared_from_this<Genera
   void end();
 
   const std::string& tenant() const { return call_->caller.tenant; }
-  bool all_reported() const;
-  int32_t index_of(size_t prompt_index, size_t choice_index) const;
-  Usage usage() const;
   void cancel_engine_requests();
   Headers reply_headers() const;
 
@@ -104,7 +86,7 @@ class GenerationJob : public LiveJob, public std::enable_shared_from_this<Genera
   ReplyMeta meta_;
   ReplyOptions reply_options_;
   DecodeOptions decode_options_;
-  std::vector<Prompt> prompts_;
+  GenerationRecord record_;
   EventInbox inbox_;
 
   State state_ = State::kPreparing;

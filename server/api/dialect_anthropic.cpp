@@ -288,7 +288,7 @@ void handle_count_tokens(ServerContext& context, CallPtr call) {
   if (const auto error = translate(*body)) return call->reply(*error);
   const auto request = parse_generation_request(*body, ApiKind::kChat, model.defaults);
   if (!request) return call->reply(request.error());
-  auto prompt = render_chat(model, request->messages, request->tools, request->add_generation_prompt);
+  auto prompt = render_chat(model, request->messages, request->tools, request->chat);
   if (!prompt) return call->reply(prompt.error());
   const size_t count = model.tokenizer.encode(*prompt, false, true).size();
   call->reply_json(dump_json({{"input_tokens", count}}));

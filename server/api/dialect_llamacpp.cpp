@@ -42,7 +42,7 @@ class LlamaCppWriter final : public ReplyWriter {
   }
   std::string end(const Usage&) override { return {}; }
   std::string error(const ApiError& error) override { return "data: " + error.to_json() + "\n\n"; }
-  std::string progress(const ProgressEvent& progress) override {
+  std::string progress(const ProgressEvent& progress, const Usage&) override {
     return event({{"index", 0},
                   {"content", ""},
                   {"tokens", Json::array()},

@@ -31,6 +31,8 @@ void handle_kv_restore(ServerContext& context, CallPtr call);
 void handle_tokenize(ServerContext& context, CallPtr call);
 void handle_detokenize(ServerContext& context, CallPtr call);
 void handle_tokenizer_info(ServerContext& context, CallPtr call);
+Json tokenize_schema();  // of their requests
+Json detokenize_schema();
 
 // handlers_prior.cpp: what the heads look at
 void handle_prior(ServerContext& context, CallPtr call);

@@ -73,6 +73,7 @@ void handle_readyz(ServerContext& context, CallPtr call) {
 
 void handle_health(ServerContext& context, CallPtr call) {
   const Readiness now = readiness(context);
+  if (!call->caller.known) return handle_readyz(context, std::move(call));
   Json json{{"status", now.state}};
   json["uptime_seconds"] =
       std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - context.started).count();

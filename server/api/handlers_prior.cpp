@@ -63,7 +63,7 @@ void handle_attention(ServerContext& context, CallPtr call) {
   if (const Json* ids = fields.array("tokens", kMaxAttentionTokens)) {
     if (auto list = read_token_ids(fields, "tokens", *ids)) tokens = *std::move(list);
   } else if (auto text = fields.text("prompt", 1 << 20)) {
-    tokens = model.tokenizer.encode(*text, fields.boolean("add_special_tokens").value_or(true));
+    tokens = model.tokenizer.encode(*text, fields.boolean("add_special_tokens").value_or(true), true);
   }
   if (fields.ok() && tokens.empty()) fields.fail("prompt", "'prompt' or 'tokens' is missing or empty.");
   if (fields.ok() && static_cast<int64_t>(tokens.size()) > kMaxAttentionTokens) {

@@ -131,7 +131,7 @@ void handle_kv_save(ServerContext& context, CallPtr call) {
     if (!ids->is_array()) fields.fail("tokens", "'tokens' must be an array of token ids.");
     if (auto list = fields.ok() ? read_token_ids(fields, "tokens", *ids) : std::nullopt) tokens = *std::move(list);
   } else if (auto text = fields.text("prompt", SIZE_MAX)) {
-    tokens = model.tokenizer.encode(*text, fields.boolean("add_special_tokens").value_or(true));
+    tokens = model.tokenizer.encode(*text, fields.boolean("add_special_tokens").value_or(true), true);
   }
   const std::string salt = fields.text("cache_salt", limits::kCacheSaltBytes).value_or("");
   if (fields.ok() && tokens.empty()) fields.fail("prompt", "'prompt' or 'tokens' is missing.");

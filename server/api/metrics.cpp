@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 #include <fstream>
+#include <functional>
+#include <variant>
 
 #include <fmt/format.h>
 
@@ -37,10 +39,6 @@ class TextFormat {
     append_labels(extra);
     out_ += fmt::format(" {}\n", value);
   }
-  void single(std::string_view name, std::string_view type, std::string_view help, double value) {
-    header(name, type, help);
-    sample(name, value);
-  }
   void histogram(std::string_view name, std::string_view help, const Histogram& histogram) {
     header(name, "histogram", help);
     const std::vector<uint64_t> counts = histogram.cumulative_counts();
@@ -74,138 +72,217 @@ constexpr std::array<const char*, 5> kFinishNames = {"stop", "length", "abort", 
 double load(const std::atomic<uint64_t>& counter) {
   return static_cast<double>(counter.load(std::memory_order_relaxed));
 }
+double load(const std::atomic<int64_t>& gauge) { return static_cast<double>(gauge.load(std::memory_order_relaxed)); }
 
-void write_engine(TextFormat& out, const Engine& engine) {
-  const EngineStats& stats = engine.stats();
-  const auto picture = engine.picture();
-  out.single("bam_requests_running", "gauge", "Requests in the batch.", static_cast<double>(picture->running));
-  out.single("bam_requests_waiting", "gauge", "Requests in the queue.", static_cast<double>(picture->waiting));
-  out.single("bam_requests_paused", "gauge", "Requests that wait for their reader.",
-             static_cast<double>(picture->paused));
-  out.single("bam_queued_prompt_tokens", "gauge", "Prompt tokens of waiting requests.",
-             static_cast<double>(picture->queued_tokens));
-  out.single("bam_queued_work_seconds", "gauge", "Predicted work before a new request would start.",
-             picture->queued_work_s);
-  out.header("bam_kv_pages", "gauge", "Pages of the KV cache by state.");
-  out.sample("bam_kv_pages", static_cast<double>(picture->pages_free), "state=\"free\"");
-  out.sample("bam_kv_pages", static_cast<double>(picture->pages_cached), "state=\"cached\"");
-  out.sample("bam_kv_pages", static_cast<double>(picture->pages_used), "state=\"used\"");
-  out.single("bam_kv_capacity_tokens", "gauge", "Tokens that fit when no page is freed early.",
-             static_cast<double>(engine.capacity_tokens()));
-  out.single("bam_steps_total", "counter", "Engine steps.", load(stats.steps));
-  out.single("bam_prompt_tokens_total", "counter", "Prompt tokens read.", load(stats.prompt_tokens));
-  out.single("bam_generation_tokens_total", "counter", "Tokens generated.", load(stats.generated_tokens));
-  out.single("bam_prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.",
-             load(stats.prefix_queries));
-  out.single("bam_prefix_cache_hits_total", "counter", "Of these, tokens found.", load(stats.prefix_hits));
-  out.single("bam_preemptions_total", "counter", "Sequences put back into the queue.", load(stats.preemptions));
-  out.single("bam_pauses_total", "counter", "Times a request was paused for its reader.", load(stats.pauses));
-  out.single("bam_kv_pages_evicted_total", "counter", "Cached pages given to new requests.", load(stats.pages_evicted));
-  out.single("bam_kv_reach_freed_bytes_total", "counter",
-             "KV bytes freed early because the positional prior can no longer see them.",
-             load(stats.reach_freed_bytes));
-  out.header("bam_requests_finished_total", "counter", "Finished choices by reason.");
+// One look at the engine.
+struct EngineView {
+  const Engine& engine;
+  const EngineStats& stats;
+  const EnginePicture& picture;
+};
+
+struct Sample {
+  std::string labels;
+  double value;
+};
+using Samples = std::vector<Sample>;
+
+// What a metric is made from. The engine is there when the model is loaded.
+using Source =
+    std::variant<std::function<Samples(const EngineView&)>, std::function<const Histogram&(const EngineView&)>,
+                 std::function<Samples(const HttpMetrics&)>, std::function<double()>>;
+
+struct Metric {
+  std::string name;               // empty: under vLLM's names only
+  std::vector<std::string> vllm;  // with --metrics-compat vllm
+  const char* type;
+  const char* help;
+  Source source;
+};
+
+template <typename F>
+Source engine_value(F value) {
+  return std::function<Samples(const EngineView&)>([value](const EngineView& e) -> Samples {
+    using Result = std::invoke_result_t<F, const EngineView&>;
+    if constexpr (std::is_convertible_v<Result, Samples>) {
+      return value(e);
+    } else {
+      return {{"", static_cast<double>(value(e))}};
+    }
+  });
+}
+
+Source counter(std::atomic<uint64_t> EngineStats::*member) {
+  return engine_value([member](const EngineView& e) { return load(e.stats.*member); });
+}
+
+Source gauge(int64_t EnginePicture::*member) {
+  return engine_value([member](const EngineView& e) { return e.picture.*member; });
+}
+
+Source histogram(Histogram EngineStats::*member) {
+  return std::function<const Histogram&(const EngineView&)>(
+      [member](const EngineView& e) -> const Histogram& { return e.stats.*member; });
+}
+
+template <typename T>
+Source http(std::atomic<T> HttpMetrics::*member) {
+  return std::function<Samples(const HttpMetrics&)>([member](const HttpMetrics& http) -> Samples {
+    return {{"", load(http.*member)}};
+  });
+}
+
+Samples kv_pages(const EngineView& e) {
+  const auto sample = [](const char* state, int64_t pages) {
+    return Sample{fmt::format("state=\"{}\"", state), static_cast<double>(pages)};
+  };
+  return {sample("free", e.picture.pages_free), sample("cached", e.picture.pages_cached),
+          sample("used", e.picture.pages_used)};
+}
+
+double kv_use(const EngineView& e) {
+  const auto total = static_cast<double>(e.picture.pages_total);
+  return total > 0 ? static_cast<double>(e.picture.pages_used) / total : 0;
+}
+
+Samples finished(const EngineView& e) {
+  Samples samples;
   for (size_t i = 0; i < kFinishNames.size(); ++i) {
-    out.sample("bam_requests_finished_total", load(stats.finished[i]), fmt::format("reason=\"{}\"", kFinishNames[i]));
+    samples.push_back({fmt::format("reason=\"{}\"", kFinishNames[i]), load(e.stats.finished[i])});
   }
-  out.histogram("bam_time_to_first_token_seconds", "From submit to the first token.", stats.ttft_s);
-  out.histogram("bam_inter_token_latency_seconds", "Between tokens of one choice.", stats.inter_token_s);
-  out.histogram("bam_e2e_request_latency_seconds", "From submit to the last token.", stats.e2e_s);
-  out.histogram("bam_request_queue_time_seconds", "Waiting for the first step.", stats.queue_s);
-  out.histogram("bam_request_prefill_time_seconds", "Reading the prompt.", stats.prefill_s);
-  out.histogram("bam_request_decode_time_seconds", "From the first to the last token.", stats.decode_s);
-  out.histogram("bam_request_prompt_tokens", "Prompt lengths.", stats.prompt_len);
-  out.histogram("bam_request_generation_tokens", "Generated lengths.", stats.generation_len);
-  out.histogram("bam_step_seconds", "Engine steps.", stats.step_s);
+  return samples;
+}
+
+// vLLM has another label and no timeouts.
+Samples finished_vllm(const EngineView& e) {
+  Samples samples;
+  for (size_t i = 0; i < kFinishNames.size(); ++i) {
+    const double count = load(e.stats.finished[i]);
+    if (kFinishNames[i] == std::string_view("timeout")) continue;
+    const bool error = kFinishNames[i] == std::string_view("error");
+    samples.push_back(
+        {fmt::format("finished_reason=\"{}\"", kFinishNames[i]), error ? count + load(e.stats.finished[3]) : count});
+  }
+  return samples;
 }
 
 // Pairs of a query row and 64 keys, summed over the heads of each class.
-void write_attention(TextFormat& out, const Engine& engine) {
-  const auto picture = engine.picture();
+std::map<std::string_view, AttentionCounters> attention_by_class(const EngineView& e) {
   std::map<std::string_view, AttentionCounters> by_class;
-  const auto& heads = engine.heads();
-  for (size_t i = 0; i < heads.size() && i < picture->attention.size(); ++i) {
-    by_class[head_class(engine.model_config(), heads[i])] += picture->attention[i];
+  const auto& heads = e.engine.heads();
+  for (size_t i = 0; i < heads.size() && i < e.picture.attention.size(); ++i) {
+    by_class[head_class(e.engine.model_config(), heads[i])] += e.picture.attention[i];
   }
-  out.header("bam_attention_tiles_total", "counter",
-             "Pairs of a query row and 64 keys that attention read or proved negligible, by head class.");
-  for (const auto& [name, counts] : by_class) {
-    out.sample("bam_attention_tiles_total", static_cast<double>(counts.visited),
-               fmt::format("class=\"{}\",outcome=\"visited\"", name));
-    out.sample("bam_attention_tiles_total", static_cast<double>(counts.skipped),
-               fmt::format("class=\"{}\",outcome=\"skipped\"", name));
-  }
-  out.header("bam_attention_bound_tests_total", "counter",
-             "Bounds evaluated to prove tiles negligible, by head class.");
-  for (const auto& [name, counts] : by_class) {
-    out.sample("bam_attention_bound_tests_total", static_cast<double>(counts.bound_tests),
-               fmt::format("class=\"{}\"", name));
-  }
-  out.header("bam_attention_left_out_bound", "gauge",
-             "Largest share of a row's softmax mass that left-out keys could have had, by the bounds used.");
-  for (const auto& [name, counts] : by_class) {
-    out.sample("bam_attention_left_out_bound", static_cast<double>(counts.left_out), fmt::format("class=\"{}\"", name));
-  }
+  return by_class;
 }
 
-// The names that vLLM's Grafana board reads.
-void write_vllm(TextFormat& out, const Engine& engine) {
-  const EngineStats& stats = engine.stats();
-  const auto picture = engine.picture();
-  const double pages = static_cast<double>(picture->pages_total);
-  out.single("vllm:num_requests_running", "gauge", "Requests in the batch.", static_cast<double>(picture->running));
-  out.single("vllm:num_requests_waiting", "gauge", "Requests in the queue.", static_cast<double>(picture->waiting));
-  const double used = pages > 0 ? static_cast<double>(picture->pages_used) / pages : 0;
-  out.single("vllm:kv_cache_usage_perc", "gauge", "KV cache use, 1 is full.", used);
-  out.single("vllm:gpu_cache_usage_perc", "gauge", "KV cache use, 1 is full (old name).", used);
-  out.single("vllm:prompt_tokens_total", "counter", "Prompt tokens read.", load(stats.prompt_tokens));
-  out.single("vllm:generation_tokens_total", "counter", "Tokens generated.", load(stats.generated_tokens));
-  out.single("vllm:prefix_cache_queries_total", "counter", "Tokens looked up.", load(stats.prefix_queries));
-  out.single("vllm:prefix_cache_hits_total", "counter", "Tokens found.", load(stats.prefix_hits));
-  out.single("vllm:num_preemptions_total", "counter", "Preemptions.", load(stats.preemptions));
-  out.header("vllm:request_success_total", "counter", "Finished requests by reason.");
-  for (size_t i = 0; i < 3; ++i) {
-    out.sample("vllm:request_success_total", load(stats.finished[i]),
-               fmt::format("finished_reason=\"{}\"", kFinishNames[i]));
+Samples attention_tiles(const EngineView& e) {
+  Samples samples;
+  for (const auto& [name, counts] : attention_by_class(e)) {
+    samples.push_back({fmt::format("class=\"{}\",outcome=\"visited\"", name), static_cast<double>(counts.visited)});
+    samples.push_back({fmt::format("class=\"{}\",outcome=\"skipped\"", name), static_cast<double>(counts.skipped)});
   }
-  out.histogram("vllm:time_to_first_token_seconds", "Time to first token.", stats.ttft_s);
-  out.histogram("vllm:inter_token_latency_seconds", "Inter-token latency.", stats.inter_token_s);
-  out.histogram("vllm:time_per_output_token_seconds", "Inter-token latency (old name).", stats.inter_token_s);
-  out.histogram("vllm:e2e_request_latency_seconds", "End-to-end latency.", stats.e2e_s);
-  out.histogram("vllm:request_queue_time_seconds", "Queue time.", stats.queue_s);
-  out.histogram("vllm:request_prefill_time_seconds", "Prefill time.", stats.prefill_s);
-  out.histogram("vllm:request_decode_time_seconds", "Decode time.", stats.decode_s);
-  out.histogram("vllm:request_prompt_tokens", "Prompt tokens.", stats.prompt_len);
-  out.histogram("vllm:request_generation_tokens", "Generated tokens.", stats.generation_len);
+  return samples;
 }
 
-void write_http(TextFormat& out, const MetricsInput& input) {
-  const HttpMetrics& http = input.http;
-  out.header("bam_http_responses_total", "counter", "HTTP responses by route and status.");
+template <typename Member>
+Source attention(Member member) {
+  return engine_value([member](const EngineView& e) {
+    Samples samples;
+    for (const auto& [name, counts] : attention_by_class(e)) {
+      samples.push_back({fmt::format("class=\"{}\"", name), static_cast<double>(counts.*member)});
+    }
+    return samples;
+  });
+}
+
+Samples responses(const HttpMetrics& http) {
+  Samples samples;
   for (const auto& [key, count] : http.responses()) {
-    out.sample("bam_http_responses_total", static_cast<double>(count),
-               fmt::format("route=\"{}\",status=\"{}\"", label(key.first), key.second));
+    samples.push_back(
+        {fmt::format("route=\"{}\",status=\"{}\"", label(key.first), key.second), static_cast<double>(count)});
   }
-  out.single("bam_http_connections", "gauge", "Open connections.", static_cast<double>(http.open_connections.load(std::memory_order_relaxed)));
-  out.single("bam_http_streams", "gauge", "Open event streams.",
-             static_cast<double>(http.open_streams.load(std::memory_order_relaxed)));
-  out.single("bam_http_body_bytes", "gauge", "Request bodies in memory.",
-             static_cast<double>(http.body_bytes.load(std::memory_order_relaxed)));
-  out.single("bam_http_disconnects_total", "counter", "Clients that left before their reply was complete.",
-             load(http.disconnects));
-  out.single("bam_http_slow_readers_total", "counter", "Streams cut because nobody read them.",
-             load(http.slow_readers));
-  out.single("bam_http_timed_out_connections_total", "counter", "Connections closed by a timeout.",
-             load(http.timed_out_connections));
-  out.single("bam_http_refused_connections_total", "counter", "Connections closed because there were too many.",
-             load(http.refused_connections));
-  out.single("bam_http_malformed_connections_total", "counter", "Connections closed because they sent no HTTP.",
-             load(http.malformed_connections));
-  out.single("bam_http_failed_connections_total", "counter", "Connections closed by a defect of the server.",
-             load(http.failed_connections));
-  out.single("bam_http_rejected_auth_total", "counter", "Requests without a valid key.", load(http.rejected_auth));
-  out.single("bam_http_rejected_queue_total", "counter", "Requests refused because the queue was full.",
-             load(http.rejected_queue));
+  return samples;
+}
+
+// clang-format off
+std::vector<Metric> make_metrics() {
+  using Stats = EngineStats;
+  using Http = HttpMetrics;
+  return {
+      {"bam_requests_running", {"vllm:num_requests_running"}, "gauge", "Requests in the batch.", gauge(&EnginePicture::running)},
+      {"bam_requests_waiting", {"vllm:num_requests_waiting"}, "gauge", "Requests in the queue.", gauge(&EnginePicture::waiting)},
+      {"bam_requests_paused", {}, "gauge", "Requests that wait for their reader.", gauge(&EnginePicture::paused)},
+      {"bam_queued_prompt_tokens", {}, "gauge", "Prompt tokens of waiting requests.", gauge(&EnginePicture::queued_tokens)},
+      {"bam_queued_work_seconds", {}, "gauge", "Predicted work before a new request would start.",
+       engine_value([](const EngineView& e) { return e.picture.queued_work_s; })},
+      {"bam_kv_pages", {}, "gauge", "Pages of the KV cache by state.", engine_value(kv_pages)},
+      {"bam_kv_usage", {"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"}, "gauge", "Share of the KV pages in use, 1 is full.", engine_value(kv_use)},
+      {"bam_kv_capacity_tokens", {}, "gauge", "Tokens that fit when no page is freed early.",
+       engine_value([](const EngineView& e) { return e.engine.capacity_tokens(); })},
+      {"bam_steps_total", {}, "counter", "Engine steps.", counter(&Stats::steps)},
+      {"bam_prompt_tokens_total", {"vllm:prompt_tokens_total"}, "counter", "Prompt tokens read.", counter(&Stats::prompt_tokens)},
+      {"bam_generation_tokens_total", {"vllm:generation_tokens_total"}, "counter", "Tokens generated.", counter(&Stats::generated_tokens)},
+      {"bam_prefix_cache_queries_total", {"vllm:prefix_cache_queries_total"}, "counter", "Prompt tokens looked up in the prefix cache.",
+       counter(&Stats::prefix_queries)},
+      {"bam_prefix_cache_hits_total", {"vllm:prefix_cache_hits_total"}, "counter", "Of these, tokens found.", counter(&Stats::prefix_hits)},
+      {"bam_preemptions_total", {"vllm:num_preemptions_total"}, "counter", "Sequences put back into the queue.", counter(&Stats::preemptions)},
+      {"bam_pauses_total", {}, "counter", "Times a request was paused for its reader.", counter(&Stats::pauses)},
+      {"bam_kv_pages_evicted_total", {}, "counter", "Cached pages given to new requests.", counter(&Stats::pages_evicted)},
+      {"bam_kv_reach_freed_bytes_total", {}, "counter", "KV bytes freed early because the positional prior can no longer see them.",
+       counter(&Stats::reach_freed_bytes)},
+      {"bam_requests_finished_total", {}, "counter", "Finished choices by reason.", engine_value(finished)},
+      {"", {"vllm:request_success_total"}, "counter", "Finished choices by reason.", engine_value(finished_vllm)},
+      {"bam_time_to_first_token_seconds", {"vllm:time_to_first_token_seconds"}, "histogram", "From submit to the first token.", histogram(&Stats::ttft_s)},
+      {"bam_inter_token_latency_seconds", {"vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"}, "histogram",
+       "Between tokens of one choice.", histogram(&Stats::inter_token_s)},
+      {"bam_request_time_per_output_token_seconds", {"vllm:request_time_per_output_token_seconds"}, "histogram",
+       "Mean time between the tokens of a choice.", histogram(&Stats::mean_token_s)},
+      {"bam_e2e_request_latency_seconds", {"vllm:e2e_request_latency_seconds"}, "histogram", "From submit to the last token.", histogram(&Stats::e2e_s)},
+      {"bam_request_queue_time_seconds", {"vllm:request_queue_time_seconds"}, "histogram", "Waiting for the first step.", histogram(&Stats::queue_s)},
+      {"bam_request_inference_time_seconds", {"vllm:request_inference_time_seconds"}, "histogram", "From the first step to the last token.",
+       histogram(&Stats::inference_s)},
+      {"bam_request_prefill_time_seconds", {"vllm:request_prefill_time_seconds"}, "histogram", "Reading the prompt.", histogram(&Stats::prefill_s)},
+      {"bam_request_decode_time_seconds", {"vllm:request_decode_time_seconds"}, "histogram", "From the first to the last token.", histogram(&Stats::decode_s)},
+      {"bam_request_prompt_tokens", {"vllm:request_prompt_tokens"}, "histogram", "Prompt lengths.", histogram(&Stats::prompt_len)},
+      {"bam_request_generation_tokens", {"vllm:request_generation_tokens"}, "histogram", "Generated lengths.", histogram(&Stats::generation_len)},
+      {"bam_request_max_generation_tokens", {"vllm:request_max_num_generation_tokens"}, "histogram", "Longest choice of each request.",
+       histogram(&Stats::longest_choice)},
+      {"bam_request_params_max_tokens", {"vllm:request_params_max_tokens"}, "histogram", "max_tokens of the requests.", histogram(&Stats::asked_tokens)},
+      {"bam_request_params_n", {"vllm:request_params_n"}, "histogram", "n of the requests.", histogram(&Stats::asked_choices)},
+      {"bam_step_seconds", {}, "histogram", "Engine steps.", histogram(&Stats::step_s)},
+      {"bam_step_tokens", {"vllm:iteration_tokens_total"}, "histogram", "Tokens of an engine step.", histogram(&Stats::step_tokens)},
+      {"bam_attention_tiles_total", {}, "counter", "Pairs of a query row and 64 keys that attention read or proved negligible, by head class.",
+       engine_value(attention_tiles)},
+      {"bam_attention_bound_tests_total", {}, "counter", "Bounds evaluated to prove tiles negligible, by head class.",
+       attention(&AttentionCounters::bound_tests)},
+      {"bam_attention_left_out_bound", {}, "gauge",
+       "Largest share of a row's softmax mass that left-out keys could have had, by the bounds used.", attention(&AttentionCounters::left_out)},
+      {"bam_http_responses_total", {}, "counter", "HTTP responses by route and status.", std::function<Samples(const Http&)>(responses)},
+      {"bam_http_connections", {}, "gauge", "Open connections.", http(&Http::open_connections)},
+      {"bam_http_streams", {}, "gauge", "Open event streams.", http(&Http::open_streams)},
+      {"bam_http_body_bytes", {}, "gauge", "Request bodies in memory.", http(&Http::body_bytes)},
+      {"bam_http_disconnects_total", {}, "counter", "Clients that left before their reply was complete.", http(&Http::disconnects)},
+      {"bam_http_slow_readers_total", {}, "counter", "Streams cut because nobody read them.", http(&Http::slow_readers)},
+      {"bam_http_timed_out_connections_total", {}, "counter", "Connections closed by a timeout.", http(&Http::timed_out_connections)},
+      {"bam_http_refused_connections_total", {}, "counter", "Connections closed because there were too many.", http(&Http::refused_connections)},
+      {"bam_http_malformed_connections_total", {}, "counter", "Connections closed because they sent no HTTP.", http(&Http::malformed_connections)},
+      {"bam_http_failed_connections_total", {}, "counter", "Connections closed by a defect of the server.", http(&Http::failed_connections)},
+      {"bam_http_rejected_auth_total", {}, "counter", "Requests without a valid key.", http(&Http::rejected_auth)},
+      {"bam_http_rejected_queue_total", {}, "counter", "Requests refused because the queue was full.", http(&Http::rejected_queue)},
+      {"process_resident_memory_bytes", {}, "gauge", "Resident memory.", std::function<double()>([] { return static_cast<double>(resident_bytes()); })},
+  };
+}
+// clang-format on
+
+const std::vector<Metric>& all_metrics() {
+  static const std::vector<Metric> metrics = make_metrics();
+  return metrics;
+}
+
+void write_samples(TextFormat& out, const std::string& name, const Metric& metric, const Samples& samples) {
+  out.header(name, metric.type, metric.help);
+  for (const Sample& sample : samples) out.sample(name, sample.value, sample.labels);
 }
 
 }  // namespace
@@ -228,16 +305,37 @@ uint64_t resident_bytes() {
 }
 
 std::string format_metrics(const MetricsInput& input) {
-  TextFormat out(fmt::format("model_name=\"{}\"", label(input.model_name)));
-  if (input.engine) {
-    write_engine(out, *input.engine);
-    write_attention(out, *input.engine);
-    if (input.vllm_names) write_vllm(out, *input.engine);
+  TextFormat out(fmt::format("model_name=\"{}\"", label(input.model_name))), process("");
+  const auto picture = input.engine ? input.engine->picture() : nullptr;
+  for (const Metric& metric : all_metrics()) {
+    std::vector<std::string> names;
+    if (!metric.name.empty()) names.push_back(metric.name);
+    if (input.vllm_names) names.insert(names.end(), metric.vllm.begin(), metric.vllm.end());
+    for (const std::string& name : names) {
+      if (const auto* of_http = std::get_if<std::function<Samples(const HttpMetrics&)>>(&metric.source)) {
+        write_samples(out, name, metric, (*of_http)(input.http));
+      } else if (const auto* of_process = std::get_if<std::function<double()>>(&metric.source)) {
+        write_samples(process, name, metric, {{"", (*of_process)()}});
+      } else if (picture) {
+        const EngineView view{*input.engine, input.engine->stats(), *picture};
+        if (const auto* values = std::get_if<std::function<Samples(const EngineView&)>>(&metric.source)) {
+          write_samples(out, name, metric, (*values)(view));
+        } else {
+          out.histogram(name, metric.help,
+                        std::get<std::function<const Histogram&(const EngineView&)>>(metric.source)(view));
+        }
+      }
+    }
   }
-  write_http(out, input);
-  TextFormat process("");
-  process.single("process_resident_memory_bytes", "gauge", "Resident memory.", static_cast<double>(resident_bytes()));
   return out.take() + process.take();
+}
+
+Json describe_metrics() {
+  Json list = Json::array();
+  for (const Metric& metric : all_metrics()) {
+    list.push_back({{"name", metric.name}, {"vllm", metric.vllm}, {"type", metric.type}, {"help", metric.help}});
+  }
+  return list;
 }
 
 }  // namespace bam

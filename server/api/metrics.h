@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/json.h"
 #include "engine/engine.h"
 
 namespace bam {
@@ -42,6 +43,9 @@ struct MetricsInput {
   bool vllm_names = false;
 };
 std::string format_metrics(const MetricsInput& input);
+
+// Every metric as {name, vllm, type, help}, for /openapi.json.
+Json describe_metrics();
 
 // Resident memory of this process in bytes, 0 if unknown.
 uint64_t resident_bytes();

@@ -18,7 +18,7 @@ namespace bam {
 
 // Caps on everything that a client controls. Body size and queue limits are configuration; these are not.
 namespace limits {
-inline constexpr size_t kPrompts = 64;
+inline constexpr size_t kPrompts = 1024;
 inline constexpr int64_t kChoices = 16;
 inline constexpr size_t kStopStrings = 16;
 inline constexpr size_t kStopStringBytes = 1024;
@@ -29,6 +29,7 @@ inline constexpr int64_t kLogprobs = 20;
 inline constexpr int64_t kEchoBytes = 64 << 20;        // of prompts, in all choices of a reply
 inline constexpr int64_t kLogprobEntries = 2'000'000;  // of one reply: some 200 MB of JSON
 inline constexpr size_t kMessages = 4096;
+inline constexpr size_t kTemplateVariableBytes = 64 * 1024;
 inline constexpr size_t kSchemaBytes = 64 * 1024;
 inline constexpr size_t kRegexBytes = 8 * 1024;
 inline constexpr size_t kGrammarBytes = 64 * 1024;
@@ -66,6 +67,17 @@ struct SamplingDefaults {
   int32_t top_k = 0;
   float min_p = 0.0f;
   float repetition_penalty = 1.0f;
+  std::optional<int64_t> max_new_tokens;  // of a chat
+};
+
+// How messages become a prompt.
+struct ChatRendering {
+  ChatRendering() = default;
+  explicit(false) ChatRendering(bool add_generation) : add_generation_prompt(add_generation) {}
+
+  std::optional<bool> add_generation_prompt;  // unless set: when no message is to be continued
+  bool continue_final_message = false;
+  Json variables;  // chat_template_kwargs; null: none
 };
 
 struct GenerationRequest {
@@ -73,7 +85,7 @@ struct GenerationRequest {
   std::optional<std::string> model;
   std::vector<PromptInput> prompts;   // kCompletion
   std::vector<ChatMessage> messages;  // kChat
-  bool add_generation_prompt = true;
+  ChatRendering chat;                 // kChat
   std::optional<int64_t> max_tokens;
   std::optional<int32_t> best_of, top_logprobs;
   // What the engine gets, but for its id, the prompt and sampling.max_tokens, which are known later.
@@ -87,15 +99,22 @@ struct GenerationRequest {
   bool include_usage = false;
   bool continuous_usage_stats = false;
   bool return_token_ids = false;
+  bool return_tokens_as_token_ids = false;  // "token_id:15" in logprobs
+  bool skip_special_tokens = true;
+  bool spaces_between_special_tokens = false;
+  bool parse_special = true;  // special pieces in a text prompt become their tokens
   bool return_progress = false;
   ConstraintSpec constraint;
-  ToolUse tools;  // kChat
+  ToolUse tools;                           // kChat
   std::vector<int32_t> allowed_token_ids;  // empty: all
   std::vector<std::string> bad_words;
-  std::string request_id;  // empty: none given
+  std::string request_id;                         // empty: none given
   std::optional<int64_t> truncate_prompt_tokens;  // -1: to what fits
+  bool truncate_right = false;
   std::optional<bool> add_special_tokens;
   std::vector<std::string> ignored_fields;
+
+  bool own_timeout = false;  // engine.timeout is the client's, not --request-timeout
 
   bool wants_logprobs() const { return engine.sampling.num_logprobs >= 0; }
 };
@@ -105,6 +124,17 @@ enum : unsigned { kInCompletions = 1, kInChat = 2, kAnyGeneration = kInCompletio
 const FieldTable<GenerationRequest>& generation_fields();
 
 ApiResult<GenerationRequest> parse_generation_request(const Json& body, ApiKind kind, const SamplingDefaults& defaults);
+
+// "chat_template_kwargs": variables for the template beside those that the server sets.
+Json template_variables_schema();
+Json read_template_variables(FieldReader& reader, const std::string& key);
+template <typename T, typename Get>
+FieldKind<T> template_variables(Get get) {
+  return {template_variables_schema(),
+          [get](FieldReader& in, const std::string& key, T& out) { get(out) = read_template_variables(in, key); }};
+}
+// "tools" of a chat or /tokenize request.
+Json tools_schema();
 
 // "messages" of a chat or /tokenize request.
 std::vector<ChatMessage> read_messages(FieldReader& reader, const std::string& key);

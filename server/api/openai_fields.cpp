@@ -278,7 +278,8 @@ FieldTable<GenerationRequest> make_fields() {
       {"model", kAnyGeneration, model(), "a served name; absent or empty: the served model"},
 
       {"max_tokens", kAnyGeneration, Kinds::integer(0, kMany, BAM_MEMBER(max_tokens)),
-       "default 16 for completions, the rest of the context for chat; 0 is allowed with echo", {"max_completion_tokens"}},
+       "default 16 for completions; for chat max_new_tokens of generation_config.json, else --default-max-tokens; 0 is allowed with echo",
+       {"max_completion_tokens"}},
       {"min_tokens", kAnyGeneration, Kinds::integer(0, kMany, BAM_MEMBER(engine.sampling.min_tokens)), "no end before so many"},
       {"n", kAnyGeneration, Kinds::integer(1, limits::kChoices, BAM_MEMBER(engine.n)), "choices per prompt"},
       {"best_of", kAnyGeneration, Kinds::integer(1, limits::kChoices, BAM_MEMBER(best_of)), "must equal n: choices are not ranked"},
@@ -311,6 +312,8 @@ FieldTable<GenerationRequest> make_fields() {
       {"top_logprobs", kInChat, Kinds::integer(0, limits::kLogprobs, BAM_MEMBER(top_logprobs)), "with so many alternatives; needs logprobs"},
       {"prompt_logprobs", kAnyGeneration, prompt_logprobs(), "log-probabilities of the prompt in vLLM's shape; not with stream"},
       {"echo", kInCompletions, Kinds::flag(BAM_MEMBER(echo)), "the prompt is part of the text and of logprobs (null first)"},
+      {"return_tokens_as_token_ids", kAnyGeneration, Kinds::flag(BAM_MEMBER(return_tokens_as_token_ids)),
+       "logprobs name tokens as token_id:15, not by their text"},
       {"return_token_ids", kAnyGeneration, Kinds::flag(BAM_MEMBER(return_token_ids)), "token_ids and prompt_token_ids in the reply"},
 
       {"stream", kAnyGeneration, Kinds::flag(BAM_MEMBER(stream)), "server-sent events"},
@@ -319,8 +322,17 @@ FieldTable<GenerationRequest> make_fields() {
 
       {"add_special_tokens", kAnyGeneration, Kinds::flag(BAM_MEMBER(add_special_tokens)),
        "put BOS as the checkpoint asks; default true for prompts, false for chat, whose template writes its own"},
+      {"parse_special", kInCompletions, Kinds::flag(BAM_MEMBER(parse_special)), "special tokens that the prompt spells out are those tokens; else text"},
       {"truncate_prompt_tokens", kAnyGeneration, truncate_prompt_tokens(), "keep so many tokens of the prompt; -1: what fits"},
-      {"add_generation_prompt", kInChat, Kinds::flag(BAM_MEMBER(add_generation_prompt)), "end the prompt with the head of an answer"},
+      {"truncation_side", kAnyGeneration, Kinds::choice<bool>({{"left", false}, {"right", true}}, BAM_MEMBER(truncate_right)),
+       "which end truncate_prompt_tokens cuts off; default left"},
+      {"skip_special_tokens", kAnyGeneration, Kinds::flag(BAM_MEMBER(skip_special_tokens)), "special tokens are no part of the text"},
+      {"spaces_between_special_tokens", kAnyGeneration, Kinds::flag(BAM_MEMBER(spaces_between_special_tokens)),
+       "without skip_special_tokens: a blank between two of them"},
+      {"add_generation_prompt", kInChat, Kinds::flag(BAM_MEMBER(chat.add_generation_prompt)), "end the prompt with the head of an answer; default true"},
+      {"continue_final_message", kInChat, Kinds::flag(BAM_MEMBER(chat.continue_final_message)),
+       "the reply goes on where the last message ends; not with add_generation_prompt"},
+      {"chat_template_kwargs", kInChat, template_variables<GenerationRequest>(BAM_MEMBER(chat.variables)), "variables for the checkpoint's template"},
 
       {"priority", kAnyGeneration, Kinds::integer(INT32_MIN, INT32_MAX, BAM_MEMBER(engine.priority)),
        "lower is earlier; --max-priority bounds it without the admin key"},
@@ -333,7 +345,7 @@ FieldTable<GenerationRequest> make_fields() {
       {"suffix", kInCompletions, Kinds::refused(Json::array({""}), "BAM models read left to right and were not trained to fill in the middle"),
        "refused: BAM models read left to right"},
       // These three mean something together only: read_tools() reads them.
-      {"tools", kInChat, Kinds::ignored(list_of({{"$ref", "#/components/schemas/Tool"}}, 0, limits::kTools)), "what the model may call"},
+      {"tools", kInChat, Kinds::ignored(tools_schema()), "what the model may call"},
       {"tool_choice", kInChat, Kinds::ignored(tool_choice_schema()), "whether it may, must, or which one; default auto"},
       {"parallel_tool_calls", kInChat, Kinds::ignored({{"type", "boolean"}}), "several calls in one reply; default true"},
       {"functions", kInChat, Kinds::refused(Json::array({Json::array()}), "use 'tools'"), "refused: use tools"},
@@ -343,6 +355,8 @@ FieldTable<GenerationRequest> make_fields() {
 // clang-format on
 
 }  // namespace
+
+Json tools_schema() { return list_of({{"$ref", "#/components/schemas/Tool"}}, 0, limits::kTools); }
 
 const FieldTable<GenerationRequest>& generation_fields() {
   static const FieldTable<GenerationRequest> fields = [] {

@@ -34,6 +34,22 @@ std::string read_content(FieldReader& message, const std::string& key) {
 
 }  // namespace
 
+Json template_variables_schema() { return {{"type", "object"}}; }
+
+Json read_template_variables(FieldReader& reader, const std::string& key) {
+  const Json* object = reader.object(key);
+  if (!object) return {};
+  // What the server says itself, and what Hugging Face's function of that name takes for something else.
+  for (const char* own : {"messages", "tools", "bos_token", "eos_token", "add_generation_prompt",
+                          "continue_final_message", "chat_template", "tokenize"}) {
+    if (object->contains(own)) reader.fail(key, fmt::format("'{}' may not set '{}'.", key, own));
+  }
+  if (dump_json(*object).size() > limits::kTemplateVariableBytes) {
+    reader.fail(key, fmt::format("'{}' is larger than {} bytes.", key, limits::kTemplateVariableBytes));
+  }
+  return *object;
+}
+
 std::vector<ChatMessage> read_messages(FieldReader& reader, const std::string& key) {
   std::vector<ChatMessage> messages;
   const Json* list = reader.array(key, limits::kMessages);

@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "base/utf8.h"
+
 namespace bam {
 
 namespace {
@@ -15,10 +17,8 @@ constexpr size_t kTokensPerStep = 256;
 void append(std::string& out, std::string_view text) { out += text; }
 
 template <typename T>
-  requires std::is_arithmetic_v<T>
-void append_number(std::string& out, T value) {
-  fmt::format_to(std::back_inserter(out), "{}", value);
-}
+requires std::is_arithmetic_v<T>
+void append_number(std::string& out, T value) { fmt::format_to(std::back_inserter(out), "{}", value); }
 
 // About `bytes` of the text, so that no character is cut; at least one character.
 size_t whole_characters(std::string_view text, size_t bytes) {
@@ -32,12 +32,21 @@ void append_logprob(std::string& out, float value) {
   append_number(out, std::isfinite(value) ? std::max(value, -9999.0f) : -9999.0f);
 }
 
-void append_bytes(std::string& out, const Tokenizer& tokenizer, int32_t id) {
-  const std::string text = tokenizer.is_special(id) ? tokenizer.piece(id) : tokenizer.token_bytes(id);
+void append_bytes(std::string& out, std::string_view text) {
   out += '[';
   for (size_t i = 0; i < text.size(); ++i) {
     if (i > 0) out += ',';
     append_number(out, static_cast<int>(static_cast<unsigned char>(text[i])));
+  }
+  out += ']';
+}
+
+template <typename List, typename IdOf>
+void append_ids(std::string& out, std::string_view name, const List& list, IdOf id_of) {
+  fmt::format_to(std::back_inserter(out), ",\"{}\":[", name);
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (i > 0) out += ',';
+    append_number(out, id_of(list[i]));
   }
   out += ']';
 }
@@ -53,13 +62,18 @@ void append_stop_reason(std::string& out, const StopReason& reason) {
 }
 
 // The parts of a completion's logprobs, one entry each.
-using AppendEntry = void (*)(std::string& out, const Tokenizer& tokenizer, const TokenRecord& record, int32_t num_top);
+using AppendEntry = void (*)(std::string& out, const Tokenizer& tokenizer, const TokenRecord& record,
+                             const ReplyOptions& options);
 
-void append_name(std::string& out, const Tokenizer& tokenizer, const TokenRecord& record, int32_t) {
-  out += dump_json_string(token_text(tokenizer, record.id));
+std::string token_name(const Tokenizer& tokenizer, int32_t id, const ReplyOptions& options) {
+  return options.names_are_ids ? fmt::format("token_id:{}", id) : token_text(tokenizer, id);
 }
 
-void append_own_logprob(std::string& out, const Tokenizer&, const TokenRecord& record, int32_t) {
+void append_name(std::string& out, const Tokenizer& tokenizer, const TokenRecord& record, const ReplyOptions& options) {
+  out += dump_json_string(token_name(tokenizer, record.id, options));
+}
+
+void append_own_logprob(std::string& out, const Tokenizer&, const TokenRecord& record, const ReplyOptions&) {
   if (record.logprobs) {
     append_logprob(out, record.logprobs->logprob);
   } else {
@@ -67,7 +81,7 @@ void append_own_logprob(std::string& out, const Tokenizer&, const TokenRecord& r
   }
 }
 
-void append_tops(std::string& out, const Tokenizer& tokenizer, const TokenRecord& record, int32_t num_top) {
+void append_tops(std::string& out, const Tokenizer& tokenizer, const TokenRecord& record, const ReplyOptions& options) {
   if (!record.logprobs) {
     out += "null";
     return;
@@ -75,7 +89,7 @@ void append_tops(std::string& out, const Tokenizer& tokenizer, const TokenRecord
   // Two tokens may share a spelling; the more probable one comes first and keeps it.
   std::vector<std::string> names;
   const auto add = [&](int32_t id, float logprob) {
-    std::string name = dump_json_string(token_text(tokenizer, id));
+    std::string name = dump_json_string(token_name(tokenizer, id, options));
     if (std::find(names.begin(), names.end(), name) != names.end()) return;
     out += names.empty() ? "{" : ",";
     out += name;
@@ -84,36 +98,50 @@ void append_tops(std::string& out, const Tokenizer& tokenizer, const TokenRecord
     names.push_back(std::move(name));
   };
   const auto& top = record.logprobs->top;
-  for (size_t i = 0; i < top.size() && i < static_cast<size_t>(num_top); ++i) add(top[i].first, top[i].second);
+  const size_t shown = std::min(top.size(), static_cast<size_t>(options.num_top));
+  for (size_t i = 0; i < shown; ++i) add(top[i].first, top[i].second);
   add(record.id, record.logprobs->logprob);
   out += '}';
 }
 
-void append_offset(std::string& out, const Tokenizer&, const TokenRecord& record, int32_t) {
+void append_offset(std::string& out, const Tokenizer&, const TokenRecord& record, const ReplyOptions&) {
   append_number(out, record.text_offset);
 }
 
-// One token of a chat's logprobs.
-void append_content(std::string& out, const Tokenizer& tokenizer, const TokenRecord& record, int32_t num_top) {
-  const auto describe = [&](int32_t id, float logprob) {
-    out += "{\"token\":" + dump_json_string(token_text(tokenizer, id)) + ",\"logprob\":";
+// One token of a chat's logprobs. It stands for what it added to the content, so that the list adds up to it: nothing for
+// the token that ended it, no blank in front of the first word, and a character of several tokens comes with the last.
+void append_content(std::string& out, const Tokenizer& tokenizer, const TokenRecord& record,
+                    const ReplyOptions& options) {
+  const auto describe = [&](std::string_view name, std::string_view bytes, float logprob) {
+    out += "{\"token\":" + dump_json_string(name) + ",\"logprob\":";
     append_logprob(out, logprob);
     out += ",\"bytes\":";
-    append_bytes(out, tokenizer, id);
+    append_bytes(out, bytes);
   };
-  describe(record.id, record.logprobs->logprob);
+  const std::string& whole = tokenizer.token_bytes(record.id);
+  const bool partial = !is_valid_utf8(whole);  // its bytes are known, its character is not
+  describe(options.names_are_ids ? token_name(tokenizer, record.id, options) : record.text,
+           partial ? whole : record.text, record.logprobs->logprob);
   out += ",\"top_logprobs\":[";
+  // Alternatives are written as the token itself would have been.
+  const bool stripped = whole.starts_with(' ') && record.text == std::string_view(whole).substr(1);
   const auto& top = record.logprobs->top;
-  for (size_t i = 0; i < top.size() && i < static_cast<size_t>(num_top); ++i) {
+  for (size_t i = 0; i < top.size() && i < static_cast<size_t>(options.num_top); ++i) {
     if (i > 0) out += ',';
-    describe(top[i].first, top[i].second);
+    const int32_t id = top[i].first;
+    const std::string name = token_name(tokenizer, id, options);
+    const std::string bytes = tokenizer.is_special(id) ? tokenizer.piece(id) : tokenizer.token_bytes(id);
+    const auto shown = [stripped](std::string_view text) {
+      return text.substr(stripped && text.starts_with(' ') ? 1 : 0);
+    };
+    describe(shown(name), shown(bytes), top[i].second);
     out += '}';
   }
   out += "]}";
 }
 
 // vLLM: {"15": {"logprob", "rank", "decoded_token"}, …}, the token itself first; null for the first token.
-void append_prompt_entry(std::string& out, const Tokenizer& tokenizer, const TokenRecord& record, int32_t) {
+void append_prompt_entry(std::string& out, const Tokenizer& tokenizer, const TokenRecord& record, const ReplyOptions&) {
   if (!record.logprobs) {
     out += "null";
     return;
@@ -155,14 +183,15 @@ class Parts {
     });
   }
   // Entries with commas between them; `first`: nothing of the same list stands in front.
-  void entries(const Tokenizer& tokenizer, TokenRecords tokens, int32_t num_top, AppendEntry append_entry, bool first) {
+  void entries(const Tokenizer& tokenizer, TokenRecords tokens, const ReplyOptions& options, AppendEntry append_entry,
+               bool first) {
     if (tokens.empty()) return;
-    steps_.push_back([&tokenizer, tokens, num_top, append_entry, first](std::string& out) mutable {
+    steps_.push_back([&tokenizer, tokens, options, append_entry, first](std::string& out) mutable {
       const size_t count = std::min(tokens.size(), kTokensPerStep);
       for (const TokenRecord& record : tokens.first(count)) {
         if (append_entry == append_content && !record.logprobs) continue;  // a chat's list has no holes
         if (!std::exchange(first, false)) out += ',';
-        append_entry(out, tokenizer, record, num_top);
+        append_entry(out, tokenizer, record, options);
       }
       tokens = tokens.subspan(count);
       return !tokens.empty();
@@ -198,13 +227,13 @@ void add_logprobs(Parts& parts, const Tokenizer& tokenizer, ApiKind kind, const 
   if (!options.logprobs) return parts.text("null");
   if (kind == ApiKind::kChat) {
     parts.text(R"({"content":[)");
-    parts.entries(tokenizer, tokens, options.num_top, append_content, true);
+    parts.entries(tokenizer, tokens, options, append_content, true);
     return parts.text(R"(],"refusal":null})");
   }
   const auto list = [&](const char* head, AppendEntry entry) {
     parts.text(head);
-    parts.entries(tokenizer, echoed, options.num_top, entry, true);
-    parts.entries(tokenizer, tokens, options.num_top, entry, echoed.empty());
+    parts.entries(tokenizer, echoed, options, entry, true);
+    parts.entries(tokenizer, tokens, options, entry, echoed.empty());
   };
   list(R"({"tokens":[)", append_name);
   list(R"(],"token_logprobs":[)", append_own_logprob);
@@ -223,6 +252,20 @@ void add_tool_calls(Parts& parts, std::span<const ToolCallDelta> calls) {
     parts.text("\"}}");
   }
   parts.text("]");
+}
+
+// What is known about the prompt: vLLM has it in each choice of a completion, and once for a chat.
+void add_prompt(Parts& parts, const Tokenizer& tokenizer, const ReplyOptions& options, const ChoiceReply& choice) {
+  if (choice.prompt_logprobs) {
+    parts.text(",\"prompt_logprobs\":[");
+    parts.entries(tokenizer, *choice.prompt_logprobs, options, append_prompt_entry, true);
+    parts.text("]");
+  }
+  if (options.token_ids && choice.prompt_ids) {
+    parts.text(",\"prompt_token_ids\":[");
+    parts.ids(choice.prompt_ids->size(), [ids = choice.prompt_ids](size_t i) { return (*ids)[i]; });
+    parts.text("]");
+  }
 }
 
 void add_choice(Parts& parts, const Tokenizer& tokenizer, const ReplyMeta& meta, const ReplyOptions& options,
@@ -248,21 +291,12 @@ void add_choice(Parts& parts, const Tokenizer& tokenizer, const ReplyMeta& meta,
   std::string ending = fmt::format(",\"finish_reason\":\"{}\",\"stop_reason\":", choice.finish_reason);
   append_stop_reason(ending, choice.stop_reason);
   parts.text(std::move(ending));
-  if (choice.prompt_logprobs) {
-    parts.text(",\"prompt_logprobs\":[");
-    parts.entries(tokenizer, *choice.prompt_logprobs, 0, append_prompt_entry, true);
-    parts.text("]");
-  }
   if (options.token_ids) {
     parts.text(",\"token_ids\":[");
     parts.ids(choice.tokens.size(), [tokens = choice.tokens](size_t i) { return tokens[i].id; });
     parts.text("]");
-    if (choice.prompt_ids) {
-      parts.text(",\"prompt_token_ids\":[");
-      parts.ids(choice.prompt_ids->size(), [ids = choice.prompt_ids](size_t i) { return (*ids)[i]; });
-      parts.text("]");
-    }
   }
+  if (!chat) add_prompt(parts, tokenizer, options, choice);
   parts.text("}");
 }
 
@@ -275,9 +309,10 @@ Json usage_json(const Usage& usage) {
           {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
 }
 
-void append_logprobs(std::string& out, const Tokenizer& tokenizer, ApiKind kind, TokenRecords tokens, int32_t num_top) {
+void append_logprobs(std::string& out, const Tokenizer& tokenizer, ApiKind kind, TokenRecords tokens,
+                     const ReplyOptions& options) {
   Parts parts;
-  add_logprobs(parts, tokenizer, kind, {.logprobs = true, .num_top = num_top}, {}, tokens);
+  add_logprobs(parts, tokenizer, kind, options, {}, tokens);
   const TextSource source = std::move(parts).source();
   std::string text;
   for (bool more = true; more; text.clear()) {
@@ -289,12 +324,13 @@ void append_logprobs(std::string& out, const Tokenizer& tokenizer, ApiKind kind,
 TextSource reply_text(const Tokenizer& tokenizer, const ReplyMeta& meta, const ReplyOptions& options,
                       const std::vector<ChoiceReply>& choices, const Usage& usage) {
   Parts parts;
-  parts.text(fmt::format(
-      R"({{"id":{},"object":"{}","created":{},"model":{},"system_fingerprint":{},"choices":[)", dump_json_string(meta.id),
-      meta.kind == ApiKind::kChat ? "chat.completion" : "text_completion", meta.created, dump_json_string(meta.model),
-      dump_json_string(meta.system_fingerprint)));
+  parts.text(fmt::format(R"({{"id":{},"object":"{}","created":{},"model":{},"system_fingerprint":{},"choices":[)",
+                         dump_json_string(meta.id), meta.kind == ApiKind::kChat ? "chat.completion" : "text_completion",
+                         meta.created, dump_json_string(meta.model), dump_json_string(meta.system_fingerprint)));
   for (const ChoiceReply& choice : choices) add_choice(parts, tokenizer, meta, options, choice);
-  parts.text("],\"usage\":" + dump_json(usage_json(usage)) + "}");
+  parts.text("],\"usage\":" + dump_json(usage_json(usage)));
+  if (meta.kind == ApiKind::kChat && !choices.empty()) add_prompt(parts, tokenizer, options, choices.front());
+  parts.text("}");
   return std::move(parts).source();
 }
 
@@ -314,16 +350,17 @@ void ChunkWriter::append_tail(std::string& out, const Usage* usage) const {
   out += "}\n\n";
 }
 
-std::string ChunkWriter::role(int32_t index) const {
+std::string ChunkWriter::role(int32_t index, const Usage* usage) const {
   std::string out = head_;
   out += fmt::format(R"([{{"index":{},"delta":{{"role":"assistant","content":""}},"logprobs":null,)"
                      R"("finish_reason":null}}])",
                      index);
-  append_tail(out, nullptr);
+  append_tail(out, usage);
   return out;
 }
 
-void ChunkWriter::append_tool_call(std::string& out, int32_t index, const ToolCallDelta& call, const Usage* usage) const {
+void ChunkWriter::append_tool_call(std::string& out, int32_t index, const ToolCallDelta& call,
+                                   const Usage* usage) const {
   out += head_;
   fmt::format_to(std::back_inserter(out), R"([{{"index":{},"delta":{{"tool_calls":[{{"index":{},)", index, call.index);
   if (!call.name.empty()) {
@@ -344,23 +381,20 @@ void ChunkWriter::append_delta(std::string& out, int32_t index, std::string_view
   out += dump_json_string(text);
   append(out, kind_ == ApiKind::kChat ? R"(},"logprobs":)" : R"(,"logprobs":)");
   if (options_.logprobs) {
-    append_logprobs(out, tokenizer_, kind_, tokens, options_.num_top);
+    append_logprobs(out, tokenizer_, kind_, tokens, options_);
   } else {
     out += "null";
   }
   out += R"(,"finish_reason":null)";
   if (kind_ == ApiKind::kCompletion) out += R"(,"stop_reason":null)";
-  const auto append_ids = [&out](const char* name, const auto& list, auto id_of) {
-    out += name;
-    for (size_t i = 0; i < list.size(); ++i) {
-      if (i > 0) out += ',';
-      append_number(out, id_of(list[i]));
-    }
-    out += ']';
+  if (with_ids) append_ids(out, "token_ids", tokens, [](const TokenRecord& record) { return record.id; });
+  // vLLM: in each choice of a completion, once beside the choices of a chat.
+  const auto append_prompt = [&] {
+    if (prompt_ids) append_ids(out, "prompt_token_ids", *prompt_ids, [](int32_t id) { return id; });
   };
-  if (with_ids) append_ids(",\"token_ids\":[", tokens, [](const TokenRecord& record) { return record.id; });
-  if (prompt_ids) append_ids(",\"prompt_token_ids\":[", *prompt_ids, [](int32_t id) { return id; });
+  if (kind_ == ApiKind::kCompletion) append_prompt();
   out += "}]";
+  if (kind_ == ApiKind::kChat && index == 0) append_prompt();
   append_tail(out, usage);
 }
 
@@ -381,8 +415,9 @@ std::string ChunkWriter::delta(int32_t index, const ChoiceDelta& delta, const Us
   return out;
 }
 
-TextSource ChunkWriter::echo(int32_t index, std::string_view text, TokenRecords tokens) const {
-  return [this, index, text, tokens, characters = int64_t{0}](std::string& out) mutable {
+TextSource ChunkWriter::echo(int32_t index, std::string_view text, TokenRecords tokens,
+                             std::optional<Usage> usage) const {
+  return [this, index, text, tokens, usage, characters = int64_t{0}](std::string& out) mutable {
     const TokenRecords now = tokens.first(std::min(tokens.size(), kTokensPerStep));
     tokens = tokens.subspan(now.size());
     // Up to where the next token's text begins; without tokens, a piece of any length.
@@ -394,7 +429,7 @@ TextSource ChunkWriter::echo(int32_t index, std::string_view text, TokenRecords 
     } else if (now.empty()) {
       size = whole_characters(text, kPieceBytes);
     }
-    append_delta(out, index, text.substr(0, size), now, false, nullptr, nullptr);
+    append_delta(out, index, text.substr(0, size), now, false, usage ? &*usage : nullptr, nullptr);
     text.remove_prefix(size);
     return !tokens.empty() || !text.empty();
   };
@@ -411,14 +446,14 @@ std::string ChunkWriter::finish(int32_t index, const char* reason, const StopRea
   return out;
 }
 
-std::string ChunkWriter::progress(const ProgressEvent& progress) const {
+std::string ChunkWriter::progress(const ProgressEvent& progress, const Usage* usage) const {
   const Json json{{"total", progress.total},
-                         {"cache", progress.cached},
-                         {"processed", progress.processed},
-                         {"time_ms", std::round(progress.elapsed_ms * 10) / 10},
-                         {"eta_ms", std::round(progress.eta_ms * 10) / 10}};
+                  {"cache", progress.cached},
+                  {"processed", progress.processed},
+                  {"time_ms", std::round(progress.elapsed_ms * 10) / 10},
+                  {"eta_ms", std::round(progress.eta_ms * 10) / 10}};
   std::string out = head_ + "[],\"prompt_progress\":" + dump_json(json);
-  append_tail(out, nullptr);
+  append_tail(out, usage);
   return out;
 }
 

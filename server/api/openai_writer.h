@@ -16,20 +16,22 @@ class OpenAiWriter final : public ReplyWriter {
         continuous_usage_(request.continuous_usage_stats),
         chunks_(tokenizer, meta, options, request.include_usage) {}
 
-  std::string begin(int32_t index, const Usage&) override {
-    return meta_.kind == ApiKind::kChat ? chunks_.role(index) : std::string();
+  std::string begin(int32_t index, const Usage& usage) override {
+    return meta_.kind == ApiKind::kChat ? chunks_.role(index, shown(usage)) : std::string();
   }
   std::string delta(int32_t index, const ChoiceDelta& delta, const Usage& usage,
                     const std::vector<int32_t>* prompt_ids) override {
     return chunks_.delta(index, delta, shown(usage), prompt_ids);
   }
-  TextSource echo(int32_t index, std::string_view text, TokenRecords tokens) override {
-    return chunks_.echo(index, text, tokens);
+  TextSource echo(int32_t index, std::string_view text, TokenRecords tokens, const Usage& usage) override {
+    return chunks_.echo(index, text, tokens, continuous_usage_ ? std::optional(usage) : std::nullopt);
   }
   std::string finish(int32_t index, const char* reason, const StopReason& stop_reason, const Usage& usage) override {
     return chunks_.finish(index, reason, stop_reason, shown(usage));
   }
-  std::string progress(const ProgressEvent& progress) override { return chunks_.progress(progress); }
+  std::string progress(const ProgressEvent& progress, const Usage& usage) override {
+    return chunks_.progress(progress, shown(usage));
+  }
   std::string end(const Usage& usage) override {
     return (include_usage_ ? chunks_.usage(usage) : std::string()) + ChunkWriter::done();
   }

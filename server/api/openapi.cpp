@@ -5,6 +5,7 @@
 
 #include "base/json.h"
 #include "server/api/handlers.h"
+#include "server/api/metrics.h"
 #include "server/api/openai_api.h"
 #include "server/api/route.h"
 
@@ -101,7 +102,7 @@ void add_errors(const Route& route, const Bodies& bodies, Json& responses) {
     add("413", "The body is too large");
     add("415", "The body is compressed");
   }
-  if (route.access != Access::kPublic) add("401", "No valid key");
+  if (route.access == Access::kKey || route.access == Access::kAdmin) add("401", "No valid key");
   if (route.access == Access::kAdmin) add("403", "Not the admin key");
   if (route.path.find("{id}") != std::string::npos || route.admits_work) add("404", "No such model or request");
   if (route.admits_work) {
@@ -145,7 +146,8 @@ Json operation(const Route& route, const Bodies& bodies) {
   }
   add_errors(route, bodies, responses);
   op["responses"] = std::move(responses);
-  if (route.access == Access::kPublic) op["security"] = Json::array();
+  if (route.path == "/metrics") op["x-metrics"] = describe_metrics();
+  if (route.access == Access::kPublic || route.access == Access::kOpen) op["security"] = Json::array();
   return op;
 }
 
@@ -169,6 +171,8 @@ std::string openapi_document(const std::string& version) {
   document["paths"] = std::move(paths);
   Json schemas = Json::parse(openapi_schemas());
   schemas["CompletionRequest"] = fields_schema(generation_fields(), kInCompletions);
+  schemas["TokenizeRequest"] = tokenize_schema();
+  schemas["DetokenizeRequest"] = detokenize_schema();
   schemas["ChatRequest"] = fields_schema(generation_fields(), kInChat);
   schemas.update(Json::parse(openapi_dialect_schemas()));
   document["components"] = {{"schemas", std::move(schemas)},

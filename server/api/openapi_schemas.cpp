@@ -56,12 +56,12 @@ const char* openapi_schemas() {
 ["token", "logprob", "bytes", "top_logprobs"]}}, "refusal": {"type": "null"}}, "required": ["content", "refusal"]},
 {"type": "null"}]}, "finish_reason": {"enum": ["stop", "length", "tool_calls",
 "abort"]}, "stop_reason": {"anyOf": [{"type":
-"string"}, {"type": "integer"}, {"type": "null"}]}, "prompt_logprobs": {"type": "array", "items": {"anyOf":
+"string"}, {"type": "integer"}, {"type": "null"}]}, "token_ids": {"type": "array", "items": {"type": "integer"}}}, "required": ["index", "message", "logprobs", "finish_reason",
+"stop_reason"]}}, "usage": {"$ref": "#/components/schemas/Usage"}, "prompt_logprobs": {"type": "array", "items": {"anyOf":
 [{"type": "object", "additionalProperties": {"type": "object", "properties": {"logprob": {"type": "number"}, "rank":
 {"type": "integer"}, "decoded_token": {"type": "string"}}, "required": ["logprob", "rank", "decoded_token"]}},
-{"type": "null"}]}}, "token_ids": {"type": "array", "items": {"type": "integer"}}, "prompt_token_ids": {"type":
-"array", "items": {"type": "integer"}}}, "required": ["index", "message", "logprobs", "finish_reason",
-"stop_reason"]}}, "usage": {"$ref": "#/components/schemas/Usage"}}, "required": ["id", "object", "created", "model",
+{"type": "null"}]}}, "prompt_token_ids": {"type":
+"array", "items": {"type": "integer"}}}, "required": ["id", "object", "created", "model",
 "system_fingerprint", "choices", "usage"]},
 "Model": {"type": "object", "properties": {"id": {"type": "string"}, "object": {"const": "model"}, "created":
 {"type": "integer"}, "owned_by": {"type": "string"}, "root": {"type": "string"}, "max_model_len": {"type":
@@ -69,17 +69,10 @@ const char* openapi_schemas() {
 "max_model_len", "meta"]},
 "ModelList": {"type": "object", "properties": {"object": {"const": "list"}, "data": {"type": "array", "items":
 {"$ref": "#/components/schemas/Model"}}}, "required": ["object", "data"]},
-"TokenizeRequest": {"type": "object", "properties": {"prompt": {"type": "string"}, "content": {"type": "string"},
-"messages": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Message"}},
-"add_special_tokens": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "add_generation_prompt": {"anyOf":
-[{"type": "boolean"}, {"type": "null"}]}, "return_token_strs": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}},
-"anyOf": [{"required": ["prompt"]}, {"required": ["content"]}, {"required": ["messages"]}]},
-"Tokens": {"type": "object", "properties": {"tokens": {"type": "array", "items": {"type": "integer"}}, "count":
+"Tokens": {"type": "object", "properties": {"tokens": {"type": "array", "items": {"anyOf": [{"type": "integer"},
+{"type": "object", "required": ["id", "piece"]}]}}, "count":
 {"type": "integer"}, "max_model_len": {"type": "integer"}, "token_strs": {"type": "array", "items": {"type":
 "string"}}}, "required": ["tokens", "count", "max_model_len"]},
-"DetokenizeRequest": {"type": "object", "properties": {"tokens": {"type": "array", "items": {"type": "integer",
-"minimum": 0, "maximum": 2147483647}}, "skip_special_tokens": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}},
-"required": ["tokens"]},
 "Text": {"type": "object", "properties": {"prompt": {"type": "string"}, "content": {"type": "string"}}, "required":
 ["prompt", "content"]},
 "TokenizerInfo": {"type": "object", "properties": {"tokenizer_class": {"type": "string"}, "vocab_size": {"type":
@@ -148,7 +141,7 @@ const char* openapi_schemas() {
 "uptime_seconds": {"type": "integer"}, "connections": {"type": "integer"}, "model": {"type": "string"}, "running":
 {"type": "integer"}, "waiting": {"type": "integer"}, "queued_tokens": {"type": "integer"}, "queued_work_seconds":
 {"type": "number"}, "last_step_age_seconds": {"type": "number"}, "kv_pages": {"type": "object",
-"additionalProperties": {"type": "integer"}}}, "required": ["status", "uptime_seconds", "connections"]},
+"additionalProperties": {"type": "integer"}}}, "required": ["status"]},
 "Version": {"type": "object", "properties": {"version": {"type": "string"}, "server": {"const": "bam"}}, "required":
 ["version", "server"]},
 "Props": {"type": "object", "properties": {"version": {"type": "string"}, "config": {"type": "object"}, "model":

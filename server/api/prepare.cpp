@@ -100,28 +100,44 @@ std::optional<ApiError> fit_length(const ServingModel& model, const GenerationRe
   if (request.truncate_prompt_tokens) {
     int64_t keep = *request.truncate_prompt_tokens;
     if (keep < 0) keep = std::max<int64_t>(1, limit - wanted);
-    if (static_cast<int64_t>(ids.size()) > keep) ids.erase(ids.begin(), ids.end() - keep);
+    if (static_cast<int64_t>(ids.size()) > keep) {
+      if (request.truncate_right) {
+        ids.resize(static_cast<size_t>(keep));
+      } else {
+        ids.erase(ids.begin(), ids.end() - keep);
+      }
+    }
   }
   if (ids.empty()) return ApiError::invalid(fmt::format("'{}' is empty.", param), param);
   const int64_t length = static_cast<int64_t>(ids.size());
   if (length + wanted <= limit) return std::nullopt;
   return ApiError::invalid(
-      fmt::format("The context holds {} tokens, but {} were requested: {} of the prompt and {} to generate.", limit,
-                  length + wanted, length, wanted),
+      // Clients look for these words.
+      fmt::format(
+          "This model's maximum context length is {} tokens. However, you requested {} tokens ({} in the {}, {} in "
+          "the completion). Please reduce the length of the {} or completion.",
+          limit, length + wanted, length, param, wanted, param),
       param, "context_length_exceeded");
 }
 
-// Where each prompt token's text begins.
-std::vector<TokenRecord> prompt_records(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
-  StreamDetokenizer detokenizer(tokenizer, true);
+// Where each prompt token's text begins. Of the first `silent` tokens the text has nothing.
+std::vector<TokenRecord> prompt_records(const Tokenizer& tokenizer, const std::vector<int32_t>& ids, size_t silent,
+                                        bool skip_special) {
+  StreamDetokenizer detokenizer(tokenizer, true, skip_special);
   int64_t offset = 0;
   std::vector<TokenRecord> records;
   records.reserve(ids.size());
   for (const int32_t id : ids) {
-    records.push_back({id, std::nullopt, offset});
-    offset += count_characters(detokenizer.push(id));
+    records.push_back({.id = id, .text_offset = offset});
+    if (records.size() > silent) offset += count_characters(detokenizer.push(id));
   }
   return records;
+}
+
+// How long an answer gets when the request does not say.
+int64_t default_tokens(const ServerContext& context, const ServingModel& model) {
+  if (model.defaults.max_new_tokens) return *model.defaults.max_new_tokens;
+  return context.config.default_max_tokens > 0 ? context.config.default_max_tokens : limits::kMaxTokens;
 }
 
 // Every token of a text that logit_bias names gets its bias.
@@ -142,12 +158,11 @@ std::optional<ApiError> check_reply_size(const ServingModel& model, const Genera
   const int64_t n = request.engine.n;
   const int64_t top = request.wants_logprobs() ? 1 + request.engine.sampling.num_logprobs : 0;
   const int64_t prompt_top = request.prompt_logprobs ? 1 + *request.prompt_logprobs : 0;
-  // A stream holds nothing of what it generates: its reader sets the pace.
-  const int64_t generated =
-      request.stream ? 0 : std::min(request.max_tokens.value_or(0), model.engine.config().max_model_len);
   int64_t entries = 0, text_bytes = 0;
   for (const PreparedPrompt& prompt : prompts) {
     const auto length = static_cast<int64_t>(prompt.ids.size());
+    // A stream holds nothing of what it generates: its reader sets the pace.
+    const int64_t generated = request.stream ? 0 : std::min(prompt.max_tokens, model.engine.config().max_model_len);
     entries += n * ((request.echo ? length : 0) + generated) * top + n * length * prompt_top;
     text_bytes += n * static_cast<int64_t>(prompt.text.size());
   }
@@ -196,7 +211,7 @@ class Tokenising {
 
   std::optional<ApiError> chat() {
     const Tokenizer& tokenizer = model_.tokenizer;
-    auto rendered = render_chat(model_, std::exchange(request_.messages, {}), request_.tools, request_.add_generation_prompt);
+    auto rendered = render_chat(model_, std::exchange(request_.messages, {}), request_.tools, request_.chat);
     if (!rendered) return rendered.error();
     // Templates write their own BOS.
     auto ids = tokenizer.encode(*rendered, request_.add_special_tokens.value_or(false), true);
@@ -207,7 +222,7 @@ class Tokenising {
     for (PromptInput& prompt : std::exchange(request_.prompts, {})) {
       std::optional<ApiError> error;
       if (auto* text = std::get_if<std::string>(&prompt)) {
-        auto ids = model_.tokenizer.encode(*text, request_.add_special_tokens.value_or(true));
+        auto ids = model_.tokenizer.encode(*text, request_.add_special_tokens.value_or(true), request_.parse_special);
         error = add(std::move(ids), std::move(*text));
       } else {
         error = add(std::move(std::get<std::vector<int32_t>>(prompt)), std::nullopt);
@@ -221,15 +236,21 @@ class Tokenising {
 
  private:
   std::optional<ApiError> add(std::vector<int32_t> ids, std::optional<std::string> text) {
+    const Tokenizer& tokenizer = model_.tokenizer;
     const size_t length = ids.size();
     if (auto error = fit_length(model_, request_, ids)) return error;
     const bool log = context_.config.log_prompts;
     if (ids.size() != length) text.reset();  // truncated
-    if ((request_.echo || log) && !text) text = model_.tokenizer.decode(ids);
+    const bool given = text.has_value();
+    if ((request_.echo || log) && !given) text = tokenizer.decode(ids, request_.skip_special_tokens);
     if (log) log_text_ += *text;
     PreparedPrompt& prompt = prompts_.emplace_back();
+    const int64_t room = model_.engine.config().max_model_len - static_cast<int64_t>(ids.size());
+    prompt.max_tokens = request_.max_tokens.value_or(std::min(room, default_tokens(context_, model_)));
     if (request_.prompt_logprobs || (request_.echo && request_.wants_logprobs())) {
-      prompt.records = prompt_records(model_.tokenizer, ids);
+      // A text that was given spells its special tokens, but not the BOS that was put in front of it.
+      const bool bos = given && request_.add_special_tokens.value_or(true) && tokenizer.add_bos();
+      prompt.records = prompt_records(tokenizer, ids, bos ? 1 : 0, !given && request_.skip_special_tokens);
     }
     if (request_.echo) {
       prompt.text = *std::move(text);
@@ -264,7 +285,10 @@ ApiResult<std::vector<PreparedPrompt>> prepare_prompts(const ServerContext& cont
   if (auto error = check_queue_limits(model, prompts)) return *error;
   if (context.config.request_timeout_s > 0) {
     const std::chrono::milliseconds limit(static_cast<int64_t>(context.config.request_timeout_s * 1000));
-    if (!request.engine.timeout || *request.engine.timeout > limit) request.engine.timeout = limit;
+    request.own_timeout = request.engine.timeout && *request.engine.timeout <= limit;
+    if (!request.own_timeout) request.engine.timeout = limit;
+  } else {
+    request.own_timeout = request.engine.timeout.has_value();
   }
   if (context.config.cache_salt_per_key && !caller.tenant.empty()) request.engine.cache_salt += "#" + caller.tenant;
   return prompts;
@@ -273,9 +297,12 @@ ApiResult<std::vector<PreparedPrompt>> prepare_prompts(const ServerContext& cont
 DecodeOptions decode_options(const ServingModel& model, const GenerationRequest& request) {
   const SamplingParams& sampling = request.engine.sampling;
   DecodeOptions options;
-  options.at_text_start = request.kind == ApiKind::kChat;
+  options.at_text_start = request.kind == ApiKind::kChat && !request.chat.continue_final_message;
   options.stop = request.stop;
   options.tool_calls = request.tools.active();
+  options.skip_special = request.skip_special_tokens && !request.tools.active();  // a marker may be one
+  options.space_specials = request.spaces_between_special_tokens;
+  options.token_texts = request.kind == ApiKind::kChat && request.wants_logprobs();
   options.include_stop_str = request.include_stop_str_in_output;
   options.stop_ids = sampling.stop_token_ids;
   if (!sampling.ignore_eos) {

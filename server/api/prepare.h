@@ -19,6 +19,7 @@ struct PreparedPrompt {
   std::string text;                  // with echo
   std::vector<TokenRecord> records;  // with prompt_logprobs, or echo with logprobs; the engine's values come later
   int64_t text_length = 0;           // characters, with echo
+  int64_t max_tokens = 0;            // to generate
 };
 
 // Fills request.engine's constraint and timeout, takes the prompts or messages out of the request and gives them back as

@@ -67,9 +67,9 @@ class ReplyWriter {
   virtual std::string end(const Usage& usage) = 0;
   virtual std::string error(const ApiError& error) = 0;
   // How much of the prompt is read, where the client asked for it.
-  virtual std::string progress(const ProgressEvent&) { return {}; }
+  virtual std::string progress(const ProgressEvent&, const Usage&) { return {}; }
   // With echo, between begin and the first delta. What it refers to, and the writer, outlive the source.
-  virtual TextSource echo(int32_t, std::string_view, TokenRecords) {
+  virtual TextSource echo(int32_t, std::string_view, TokenRecords, const Usage&) {
     return [](std::string&) { return false; };
   }
 

@@ -12,7 +12,8 @@ struct ServerContext;
 
 using Handler = void (*)(ServerContext& context, CallPtr call);
 
-enum class Access : uint8_t { kPublic, kKey, kAdmin };
+// kOpen: answers everybody, and says more to those with a key.
+enum class Access : uint8_t { kPublic, kOpen, kKey, kAdmin };
 // Where a handler runs: on the connection's event loop, on a worker that parses, or on the lane for calls that wait.
 enum class RunOn : uint8_t { kLoop, kWorker, kSlow };
 

@@ -63,7 +63,7 @@ std::vector<Route> make_routes() {
       {"GET", "/v1/prior", handle_prior, kKey, kLoop, kModel, false, "The positional prior of every head"},
       {"POST", "/v1/attention", handle_attention, kKey, kSlow, kModel, kWork, "What one head looks at"},
       {"POST", "/v1/selftest/passkey", handle_passkey, kKey, kWorker, kModel, kWork, "Find hidden numbers"},
-      {"GET", "/health", handle_health, kKey, kLoop, false, false, "Readiness with details"},
+      {"GET", "/health", handle_health, kOpen, kLoop, false, false, "Readiness, with details for those with a key"},
       {"GET", "/livez", handle_livez, kPublic, kLoop, false, false, "The process answers"},
       {"GET", "/readyz", handle_readyz, kPublic, kLoop, false, false, "Ready for requests"},
       {"GET", "/metrics", handle_metrics, kKey, kLoop, false, false, "Prometheus metrics"},

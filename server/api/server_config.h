@@ -20,6 +20,7 @@ struct ServerConfig {
   std::string tls_cert, tls_key;                // files; empty: plain HTTP
   uint64_t max_body_bytes = 32ull << 20;
   int64_t max_connections = 4096;
+  int64_t default_max_tokens = 4096;  // of a chat that names no limit, nor does the checkpoint; 0: the rest of the context
   double request_timeout_s = 0;  // 0: none
   double drain_timeout_s = 30;
   double read_timeout_s = 30;              // a request that has begun must arrive within it
@@ -29,7 +30,7 @@ struct ServerConfig {
   double ping_interval_s = 10;
   int io_threads = 2;
   std::string batch_dir;  // of files and batches; empty: there are none
-  bool vllm_metrics = false;
+  bool vllm_metrics = true;
   bool log_prompts = false;
 };
 

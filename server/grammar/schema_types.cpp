@@ -218,7 +218,11 @@ void SchemaCompiler::add_array(const Json& schema, State from, State to, const s
 void SchemaCompiler::add_string(const Json& schema, State from, State to, const std::string& at) {
   const auto min = count_keyword(schema, "minLength", kMaxStringLength, at);
   const auto max = count_keyword(schema, "maxLength", kMaxStringLength, at);
-  const bool has_pattern = schema.contains("pattern"), has_format = schema.contains("format");
+  const bool has_pattern = schema.contains("pattern");
+  if (schema.contains("format") && !schema["format"].is_string()) fail_at(pointer_to(at, "format"), "must be a string");
+  // A format that nobody knows is an annotation, as the standard says.
+  const char* known_format = schema.contains("format") ? format_pattern(schema["format"].get<std::string>()) : nullptr;
+  const bool has_format = known_format != nullptr;
   const State inside = out_.add_state(), quote = out_.add_state();
   if (has_pattern || has_format) {
     const char* keyword = has_pattern ? "pattern" : "format";
@@ -227,9 +231,7 @@ void SchemaCompiler::add_string(const Json& schema, State from, State to, const 
     std::string pattern = schema[keyword].get<std::string>();
     if (has_format) {
       if (has_pattern) fail_at(pointer_to(at, "format"), "not supported beside pattern");
-      const char* known = format_pattern(pattern);
-      if (!known) fail_at(keyword_at, fmt::format("the format \"{}\" is not supported", pattern));
-      pattern = known;
+      pattern = known_format;
     }
     try {
       auto nfa = compile_pattern(pattern, has_pattern ? RegexMatch::kSearch : RegexMatch::kWhole);

@@ -71,10 +71,12 @@ std::optional<Caller> identify(HttpContext& context, const Exchange& exchange) {
 std::optional<ApiError> admission_error(HttpContext& context, Exchange& exchange) {
   const Route& route = *exchange.route;
   if (route.access != Access::kPublic) {
-    const auto caller = identify(context, exchange);
-    if (!caller) return key_required();
-    exchange.caller = *caller;
-    if (route.access == Access::kAdmin && !caller->admin) {
+    const auto caller = route.access == Access::kOpen
+                            ? context.keys.identify(exchange.header("authorization"), exchange.header("x-api-key"))
+                            : identify(context, exchange);
+    if (!caller && route.access != Access::kOpen) return key_required();
+    exchange.caller = caller.value_or(Caller{.known = false});
+    if (route.access == Access::kAdmin && !exchange.caller.admin) {
       return ApiError::forbidden(context.keys.has_admin()
                                      ? "This route needs the admin key."
                                      : "This route needs an admin key, and the server has none (--admin-key).");
@@ -186,7 +188,7 @@ std::optional<HttpReply> early_reply(HttpContext& context, Exchange& exchange) {
   exchange.route = match.route;
   exchange.path_parameter = match.parameter;
   if (const auto error = site_error(context, exchange)) return exchange.error_reply(*error);
-  const bool probe = match.route && match.route->access == Access::kPublic;
+  const bool probe = match.route && (match.route->access == Access::kPublic || match.route->access == Access::kOpen);
   if (exchange.connection()->is_spare() && !probe) {
     context.metrics.refused_connections.fetch_add(1, std::memory_order_relaxed);
     return exchange.error_reply(ApiError::unavailable("Too many connections.", "overloaded", 1));

@@ -137,4 +137,10 @@ void SseStream::close() {
   exchange_->stream_done(meter_.unsent());
 }
 
+// Without the last chunk: the connection ends before the body does.
+void SseStream::abort() {
+  if (const auto tcp = exchange_->connection()->tcp().lock()) tcp->forceClose();
+  close();
+}
+
 }  // namespace bam

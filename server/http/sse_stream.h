@@ -39,6 +39,7 @@ class SseStream : public ReplyStream, public std::enable_shared_from_this<SseStr
   void send(std::string bytes) override;
   bool is_full() const override { return full_; }
   void close() override;
+  void abort() override;
 
  private:
   void attach(drogon::ResponseStreamPtr stream);
@@ -57,7 +58,7 @@ class SseStream : public ReplyStream, public std::enable_shared_from_this<SseStr
   Clock::time_point next_ping_;
   trantor::TimerId timer_ = trantor::InvalidTimerId;
   trantor::TimerId drain_timer_ = trantor::InvalidTimerId;  // while full_: nobody tells when bytes leave
-  bool pings_ = true;  // only an event stream has a place for comments
+  bool pings_ = true;                                       // only an event stream has a place for comments
   bool full_ = false;
   bool closing_ = false;
 };

@@ -56,6 +56,8 @@ Result<std::string> ChatTemplate::render(const std::vector<ChatMessage>& message
   size_t bytes = 0;
   jinja::Variables variables;
   try {
+    for (const auto& [name, value] : context.variables.items()) variables.emplace_back(name, jinja::from_json(value));
+    for (const auto& [name, value] : variables) bytes += jinja::written_size(value, SIZE_MAX);
     for (const ChatMessage& message : messages) {
       bytes += message.role.size() + message.content.size() + 64;
       std::vector<std::pair<std::string, Value>> members = {{"role", Value::string(message.role)},

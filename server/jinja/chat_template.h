@@ -22,7 +22,8 @@ struct TemplateContext {
   std::string bos_token;
   std::string eos_token;
   bool add_generation_prompt = true;
-  Json tools = {};  // as the request describes them; null: none
+  Json tools = {};      // as the request describes them; null: none
+  Json variables = {};  // an object: what else the template may read; null: nothing
 };
 
 // A checkpoint's chat template: the subset of Jinja that real templates use, with Hugging Face's settings

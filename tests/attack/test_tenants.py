@@ -1,5 +1,6 @@
 """M4, M11, H1 and the low points about several keys: nobody names, cancels, overtakes or watches another's requests."""
 
+import json
 import unittest
 
 import attack  # noqa: F401  (finds bamtest)
@@ -88,6 +89,27 @@ class Products(bamtest.ServerTest):
             self.assertIn("2000000", reply.error["message"])
         scored = self.server.post("/v1/completions", {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 5})
         self.assertEqual(scored.status, 200)
+
+    def peak(self):
+        with open(f"/proc/{self.server.process.pid}/status", encoding="ascii") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+    def test_h1_echoed_bytes_are_capped(self):
+        reply = self.server.post("/v1/completions", {"prompt": ["x" * 4200] * 1024, "n": 16, "echo": True, "max_tokens": 0})
+        self.assertEqual((reply.status, reply.error["param"]), (400, "echo"), reply.text[:300])
+        self.assertIn(str(1024 * 16 * 4200), reply.error["message"])
+        self.assertIn(str(64 << 20), reply.error["message"])
+
+    def test_h1_the_largest_reply_is_sent_as_it_is_made(self):
+        body = {"prompt": [5 + i % 200 for i in range(6000)], "n": 15, "echo": True, "logprobs": 20, "max_tokens": 1}
+        self.assertEqual(self.server.post("/v1/completions", {**body, "n": 1}).status, 200)  # pages and tables are there
+        before = self.peak()
+        reply = self.server.post("/v1/completions", body)
+        self.assertEqual(reply.status, 200, reply.text[:300])
+        grown = self.peak() - before
+        print(f"\n{len(json.dumps(body))} bytes asked for {len(reply.body)}; memory grew by {grown}")
+        self.assertGreater(len(reply.body), 30 << 20)
+        self.assertLess(grown, bamtest.megabytes(64))
 
 
 if __name__ == "__main__":

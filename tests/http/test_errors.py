@@ -53,8 +53,15 @@ class Errors(bamtest.ServerTest):
         wrong = self.server.get("/v1/completions")
         self.expect(wrong, 405)
         self.assertEqual(wrong.headers["allow"], "POST, OPTIONS")
-        for method in ("PUT", "DELETE", "PATCH"):
-            self.expect(self.server.request(method, "/health"), 405)
+        paths = [path.replace("{id}", "x") for path in self.server.get("/openapi.json").json()["paths"]]
+        for path in paths:
+            allowed = self.server.request("OPTIONS", path).headers["allow"].split(", ")
+            for method in ("GET", "POST", "PUT", "DELETE", "PATCH", "TRACE", "QUERY", "PROPFIND"):
+                if method not in allowed:
+                    refused = self.server.request(method, path)
+                    self.assertIn(refused.status, (405, 501), (method, path))
+                    if refused.status == 405:
+                        self.assertEqual(refused.headers.get("allow", "").split(", "), allowed, (method, path))
         head = self.server.request("HEAD", "/health")
         self.assertEqual((head.status, head.body), (200, b""))
         options = self.server.request("OPTIONS", "/v1/completions")
@@ -156,13 +163,19 @@ class Keys(bamtest.ServerTest):
         return self.server.get(path, headers=headers)
 
     def test_deny_by_default(self):
-        for path in ("/v1/models", "/health", "/metrics", "/props", "/openapi.json", "/nowhere", "/version"):
+        for path in ("/v1/models", "/metrics", "/props", "/openapi.json", "/nowhere", "/version"):
             response = self.get(path)
             self.assertEqual(response.status, 401, path)
             self.assertEqual(response.headers["www-authenticate"], "Bearer")
         self.assertEqual(self.server.complete().status, 401)
-        for path in ("/livez", "/readyz", "/", "/js/main.js"):  # the page holds no secret and asks for the key itself
+        for path in ("/livez", "/readyz", "/health", "/", "/js/main.js"):  # the page holds no secret and asks for the key itself
             self.assertEqual(self.get(path).status, 200)
+
+    def test_health_has_details_for_those_with_a_key(self):
+        self.assertEqual(self.get("/health").json(), {"status": "ok"})
+        self.assertEqual(self.get("/health", Authorization="Bearer wrong").json(), {"status": "ok"})
+        self.assertIn("kv_pages", self.get("/health", Authorization="Bearer alice-key").json())
+        self.assertIn("kv_pages", self.get("/health", Authorization="Bearer root-key").json())
 
     def test_accepted_forms(self):
         basic = base64.b64encode(b"me:bob-key").decode()

@@ -67,6 +67,17 @@ class Stalled(bamtest.ServerTest):
         chunks = stream.chunks()  # asserts that [DONE] comes last
         self.assertIn("--stall-timeout", chunks[-1]["error"]["message"])
 
+    def test_half_a_json_text_does_not_look_like_a_whole_one(self):
+        before = self.server.metric("bam_http_slow_readers_total")
+        stream = slow_stream(self.server, prompt=[5 + i % 200 for i in range(20000)], stream=False, echo=True, logprobs=5, max_tokens=1)
+        self.assertEqual((stream.status, stream.headers["content-type"]), (200, "application/json"))
+        self.wait_for(lambda: self.server.metric("bam_http_slow_readers_total") == before + 1)
+        self.server.wait_idle()
+        with self.assertRaises((EOFError, ConnectionResetError)):
+            for _ in stream.events():
+                pass
+        self.assertFalse(stream.ended, "the connection broke off before the last chunk")
+
 
 if __name__ == "__main__":
     bamtest.main()

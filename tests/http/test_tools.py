@@ -173,7 +173,7 @@ class TemplateWithTools(unittest.TestCase):
                 call = {"id": "c", "type": "function", "function": {"name": "ping", "arguments": "{}"}}
                 messages = CHAT["messages"] + [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "pong"}]
                 reply = server.post("/v1/chat/completions", {**CHAT, "messages": messages, "max_tokens": 1, "return_token_ids": True}).json()
-                text = server.post("/detokenize", {"tokens": reply["choices"][0]["prompt_token_ids"]}).json()["prompt"]
+                text = server.post("/detokenize", {"tokens": reply["prompt_token_ids"]}).json()["prompt"]
                 self.assertEqual(text.strip(), "TOOLS: get_weather ping;<user>What is the weather like?<assistant>CALL ping {}<tool>pong")
 
 

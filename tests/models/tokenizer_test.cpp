@@ -162,6 +162,34 @@ TEST(Tokenizer, SpecialPiecesInDecodedText) {
   EXPECT_FALSE(tokenizer.is_special(512));
 }
 
+TEST(Tokenizer, SpecialPiecesOfTheConfiguration) {
+  const std::string space = "\xe2\x96\x81";
+  const auto tokenizer = load_tokenizer(fixture_model(), R"({"unk_token": "<unk>", "eos_token": {"content": "<|end|>"},
+      "additional_special_tokens": ["[REF]", {"content": "<nowhere>"}],
+      "added_tokens_decoder": {"0": {"content": "<unk>", "special": true}, "512": {"content": "<|end|>", "special": true},
+                               "514": {"content": "<think>", "special": false}}})");
+  EXPECT_EQ(tokenizer->vocab_size(), 515);
+  EXPECT_EQ(tokenizer->eos_id(), 512);
+  const int32_t ref = tokenizer->encode("[REF]", false, true).at(0);
+  const Ids a = tokenizer->encode("a", false);
+  Ids expected = {0, ref, 512, 514};
+  EXPECT_EQ(tokenizer->encode("<unk>[REF]<|end|><think>", false, true), expected);
+  for (const int32_t id : {0, 1, ref, 512}) EXPECT_TRUE(tokenizer->is_special(id)) << id;
+  for (const int32_t id : {513, 514}) EXPECT_FALSE(tokenizer->is_special(id)) << id;
+  EXPECT_EQ(tokenizer->piece(514), "<think>");
+  EXPECT_EQ(tokenizer->token_bytes(514), "<think>");
+  EXPECT_EQ(tokenizer->token_bytes(ref), "");
+  expected.insert(expected.end(), a.begin(), a.end());
+  EXPECT_EQ(tokenizer->decode(expected), "<think> a");
+  EXPECT_EQ(tokenizer->decode(expected, false), "<unk>[REF]<|end|><think> a");
+  EXPECT_EQ(tokenizer->decode(expected, false, true), "<unk> [REF] <|end|><think> a");
+  for (const char* config : {R"({"added_tokens_decoder": {"x": {"content": "a"}}})", R"({"additional_special_tokens": [5]})",
+                             R"({"added_tokens_decoder": {"5": "a"}})", R"({"added_tokens_decoder": {"-1": {"content": "a"}}})",
+                             R"({"added_tokens_decoder": {"2000000000": {"content": "a"}}})"}) {
+    EXPECT_THROW(load_tokenizer(fixture_model(), config), Error) << config;
+  }
+}
+
 TEST(Tokenizer, TokenBytes) {
   const TokenizerSubject subject(fixture_model());
   const auto bytes = [&](const std::string& piece) {

@@ -9,8 +9,6 @@ from pathlib import Path
 from repo_files import CODE_SUFFIXES, SCRIPT_SUFFIXES, finish, read_text, repo_files, root_from_arguments
 
 MAX_LINES = 500
-# Files that grew past it and wait for a cut that makes sense. They may shrink, not grow; no other joins them.
-TOO_LONG = {"server/api/completions.cpp": 513}
 MAX_BYTES = 4_000_000
 # Model weights and tokenizers are large by nature.
 LARGE_BY_NATURE = {".safetensors", ".model", ".spm"}
@@ -32,9 +30,8 @@ def problems_of(root: Path, path: Path) -> list[str]:
     if text is None:
         return found
     lines = text.splitlines()
-    most = TOO_LONG.get(path.as_posix(), MAX_LINES)
-    if path.suffix in CODE_SUFFIXES | SCRIPT_SUFFIXES and len(lines) > most:
-        found.append(f"{path}: {len(lines)} lines, more than {most}: split it")
+    if path.suffix in CODE_SUFFIXES | SCRIPT_SUFFIXES and len(lines) > MAX_LINES:
+        found.append(f"{path}: {len(lines)} lines, more than {MAX_LINES}: split it")
     for number, line in enumerate(lines, 1):
         if path.suffix != ".md" and UNFINISHED.search(line):
             found.append(f"{path}:{number}: unfinished: {line.strip()[:80]}")

@@ -196,6 +196,19 @@ TEST_F(Completions, ALongReplyIsSentAsItIsMade) {
   EXPECT_EQ(made->log.status, 200);
 }
 
+TEST_F(Completions, AReplyThatNobodyReadsIsBrokenOff) {
+  std::string prompt;
+  for (int i = 0; i < 2000; ++i) prompt += "word ";
+  const auto made = call(
+      Json{{"prompt", prompt}, {"max_tokens", 1}, {"echo", true}, {"logprobs", 2}, {"ignore_eos", true}}.dump());
+  run_until(*made, [&] { return made->stream != nullptr; });
+  made->stream->set_full(true);
+  const auto stalled = made->stream->callbacks.on_stalled;
+  stalled();
+  EXPECT_TRUE(made->stream->aborted);
+  EXPECT_FALSE(Json::accept(made->stream->text)) << "it is not the whole reply";
+}
+
 TEST_F(Completions, AnErrorAfterTheFirstByteIsAnEvent) {
   const auto made = call(body(R"("max_tokens": 100000, "stream": true, "timeout": 0.2)"));
   run_to_answer(*made);

@@ -91,6 +91,10 @@ class FakeStream : public ReplyStream {
     closed = true;
     callbacks = {};
   }
+  void abort() override {
+    aborted = true;
+    close();
+  }
   // What the HTTP side does when the reader falls behind, or catches up.
   void set_full(bool now) {
     full = now;
@@ -114,6 +118,7 @@ class FakeStream : public ReplyStream {
   std::string text;
   size_t num_sends = 0, longest_send = 0;
   bool full = false, closed = false;
+  bool aborted = false;
 };
 
 class FakeCall : public Call {

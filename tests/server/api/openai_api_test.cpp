@@ -56,8 +56,8 @@ TEST(ParseCompletion, PromptForms) {
   }
   EXPECT_FALSE(parse("{}").ok());
   std::string many = "[";
-  for (int i = 0; i < 65; ++i) many += i ? ",\"a\"" : "\"a\"";
-  EXPECT_NE(parse(R"({"prompt": )" + many + "]}").error().message.find("65"), std::string::npos);
+  for (size_t i = 0; i <= limits::kPrompts; ++i) many += i ? ",\"a\"" : "\"a\"";
+  EXPECT_NE(parse(R"({"prompt": )" + many + "]}").error().message.find("1025"), std::string::npos);
 }
 
 // Every numeric field: what is accepted, and hostile values that must name the field in a 400.

@@ -15,7 +15,7 @@ class OpenAiReply : public ::testing::Test {
 
   Json logprobs(ApiKind kind, const std::vector<TokenRecord>& tokens, int32_t num_top) {
     std::string text;
-    append_logprobs(text, *tokenizer_, kind, tokens, num_top);
+    append_logprobs(text, *tokenizer_, kind, tokens, {.logprobs = true, .num_top = num_top});
     return Json::parse(text);
   }
   static std::string whole(const TextSource& source) {
@@ -33,9 +33,11 @@ TEST_F(OpenAiReply, ChatStreamBytes) {
   const std::string head =
       "data: {\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":1700000000,\"model\":\"m\\\"x\","
       "\"system_fingerprint\":\"bam-fp\",\"choices\":";
-  EXPECT_EQ(writer.role(0), head +
-                                "[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,"
-                                "\"finish_reason\":null}]}\n\n");
+  const std::string role =
+      head + "[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null}]";
+  EXPECT_EQ(writer.role(0, nullptr), role + "}\n\n");
+  const std::vector<int32_t> prompt = {4, 5};
+  EXPECT_TRUE(writer.delta(0, {"x", {}}, nullptr, &prompt).ends_with("}],\"prompt_token_ids\":[4,5]}\n\n"));
   EXPECT_EQ(
       writer.delta(1, {"a\n\xc3\xa9", {}}, nullptr),
       head + "[{\"index\":1,\"delta\":{\"content\":\"a\\n\xc3\xa9\"},\"logprobs\":null,\"finish_reason\":null}]}\n\n");
@@ -56,7 +58,7 @@ TEST_F(OpenAiReply, UsageChunks) {
                       "\"prompt_tokens_details\":{\"cached_tokens\":3}}}\n\n"),
             std::string::npos)
       << last;
-  EXPECT_NE(writer.progress({.total = 10, .cached = 2, .processed = 4, .elapsed_ms = 1.25, .eta_ms = 3})
+  EXPECT_NE(writer.progress({.total = 10, .cached = 2, .processed = 4, .elapsed_ms = 1.25, .eta_ms = 3}, nullptr)
                 .find("\"choices\":[],\"prompt_progress\":{\"total\":10,\"cache\":2,\"processed\":4,\"time_ms\":1.3,"
                       "\"eta_ms\":3.0}"),
             std::string::npos);
@@ -68,7 +70,7 @@ TEST_F(OpenAiReply, EveryLineOfAStreamIsOneJsonObject) {
   const Usage usage;
   ChoiceDelta delta{"\"\\\x01", {{id_, TokenLogprobs{-0.5f, 1, {{id_, -0.5f}, {id_ + 1, -INFINITY}}}, 0}}};
   for (const std::string& event :
-       {writer.role(3), writer.delta(0, delta, &usage, &prompt), writer.usage(usage),
+       {writer.role(3, &usage), writer.delta(0, delta, &usage, &prompt), writer.usage(usage),
         writer.finish(0, "length", StopReason{}, &usage), ChunkWriter::error(ApiError::internal("a\nb\xff"))}) {
     ASSERT_TRUE(event.starts_with("data: ") && event.ends_with("\n\n")) << event;
     EXPECT_EQ(event.find('\n'), event.size() - 2);
@@ -166,7 +168,7 @@ TEST_F(OpenAiReply, EchoIsSplit) {
     tokens.push_back({id_, TokenLogprobs{-0.5f, 1, {{id_, -0.5f}}}, i});
     text += "\xc3\xa9";
   }
-  const TextSource source = writer.echo(3, text, tokens);
+  const TextSource source = writer.echo(3, text, tokens, std::nullopt);
   std::string read;
   size_t events = 0, offset = 0;
   for (bool more = true; more; ++events) {

@@ -146,6 +146,8 @@ TEST(JsonSchema, Formats) {
       {R"({"type":"string","format":"email"})", {R"("a.b@example.org")"}, {R"("a")", R"("@b.c")", R"("a..b@c.de")"}},
       {R"({"type":"string","format":"hostname"})", {R"("example.org")", R"("a")"}, {R"("-a.b")", R"("a..b")"}},
       {R"({"type":"string","format":"uri"})", {R"("https://example.org/a?b=c%20d")"}, {R"("example")"}},
+      {R"({"type":"string","format":"color","maxLength":3})", {R"("red")"}, {R"("green")"}},
+      {R"({"type":"string","format":"color","pattern":"^r"})", {R"("red")"}, {R"("green")"}},
       {R"({"type":"string","format":"uuid","maxLength":40})", {R"("123e4567-e89b-12d3-a456-426614174000")"}, {}},
   });
 }
@@ -273,7 +275,7 @@ TEST(JsonSchema, ErrorsNameTheKeyword) {
       {R"({"type":"number","minimum":1e60})", "/minimum: must be a number"},
       {R"s({"type":"string","pattern":"(?=a)"})s", "/pattern: lookahead is not supported"},
       {R"({"type":"string","pattern":3})", "/pattern: must be a string"},
-      {R"({"type":"string","format":"color"})", "/format: the format \"color\" is not supported"},
+      {R"({"type":"string","format":5})", "/format: must be a string"},
       {R"({"type":"string","format":"date","pattern":"a"})", "/format: not supported beside pattern"},
       {R"({"type":"string","maxLength":1000000})", "/maxLength: above the limit"},
       {R"({"type":"string","maxLength":-1})", "/maxLength: must be a non-negative integer"},
