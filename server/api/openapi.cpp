@@ -104,7 +104,8 @@ void add_errors(const Route& route, const Bodies& bodies, Json& responses) {
   }
   if (route.access == Access::kKey || route.access == Access::kAdmin) add("401", "No valid key");
   if (route.access == Access::kAdmin) add("403", "Not the admin key");
-  if (route.path.find("{id}") != std::string::npos || route.admits_work) add("404", "No such model or request");
+  const bool names_model = route.needs_model && bodies.request;
+  if (route.path.find("{id}") != std::string::npos || route.admits_work || names_model) add("404", "No such model or request");
   if (route.admits_work) {
     add("408", "The request's time is over");
     add("429", "The queue is full; see Retry-After");

@@ -16,7 +16,8 @@ def generate_requests(test, examples_per_operation, at_least, *options):
     """Runs schemathesis and returns how many requests it made."""
     python = pypi.python_with("schemathesis>=4,<5")
     folder = tempfile.TemporaryDirectory()
-    server = bamtest.Server("--max-model-len", "256", "--request-timeout", "20s", "--admin-key", "admin", "--kv-dir", folder.name)
+    server = bamtest.Server("--max-model-len", "256", "--request-timeout", "20s", "--admin-key", "admin", "--kv-dir", folder.name,
+                            "--batch-dir", folder.name + "/batches")
     try:
         command = [python, "-m", "schemathesis.cli", "run", f"http://127.0.0.1:{server.port}/openapi.json", "--checks", CHECKS,
                    "--max-examples", str(examples_per_operation), "--phases", "fuzzing", "--seed", "1", "--workers", "1",

@@ -40,10 +40,9 @@ def settings() -> set[str]:
 
 def metrics() -> set[str]:
     """Names that the server publishes, with the endings of histograms."""
-    source = read("server/api/metrics.cpp")
-    names = set(re.findall(r'\.(?:single|header)\("(\w+)"', source))
-    for name in re.findall(r'\.histogram\("(\w+)"', source):
-        names |= {name + ending for ending in ("_bucket", "_sum", "_count")}
+    names = set()
+    for name, kind in re.findall(r'\{"(bam_\w+)", \{[^}]*\}, "(\w+)"', read("server/api/metrics.cpp")):
+        names |= {name + ending for ending in ("_bucket", "_sum", "_count")} if kind == "histogram" else {name}
     return names
 
 

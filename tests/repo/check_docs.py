@@ -10,7 +10,7 @@ from repo_files import CODE_SUFFIXES, finish, repo_files, root_from_arguments
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 SHELL_LANGUAGES = {"", "sh", "bash", "shell", "console"}
-SUB_COMMANDS = {"serve", "chat", "completion", "generate", "man", "inspect", "bench", "passkey", "eval", "probe", "selftest", "help", "version"}
+SUB_COMMANDS = {"serve", "worker", "batch", "chat", "completion", "generate", "man", "inspect", "bench", "passkey", "eval", "probe", "selftest", "help", "version"}
 # A word that starts so must be a file of the repository.
 REPO_PATH = re.compile(r"^(?:\./)?((?:scripts|tools|docker|configs|docs|deploy|tests|bench)/[\w./-]+)$")
 
