@@ -50,6 +50,7 @@ int run_chat(int argc, char** argv) {
   app.add_option("--header", target.headers, "extra header for the server; may be repeated")
       ->type_name("\"Name: value\"")
       ->expected(1)
+      ->allow_extra_args(false)
       ->take_all();
   app.add_flag("--insecure", target.insecure, "do not verify the server's TLS certificate");
   OptionFlags flags(app, [](const ServeOption& option) { return option.model; });

@@ -114,6 +114,7 @@ int run_generate(int argc, char** argv) {
   app.add_option("--stop", options.stop, "end before this text; may be given several times")
       ->type_name("TEXT")
       ->expected(1)
+      ->allow_extra_args(false)
       ->take_all();
   app.add_flag("--chat", options.chat, "use the checkpoint's chat template");
   app.add_flag("--echo", options.echo, "print the prompt too");

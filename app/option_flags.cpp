@@ -21,6 +21,7 @@ OptionFlags::OptionFlags(CLI::App& app, const std::function<bool(const ServeOpti
     flag->type_name(option.metavar);
     flag->default_str(option.fallback);
     flag->expected(1);
+    flag->allow_extra_args(false);  // what follows is an argument, not a second value
     flag->multi_option_policy(option.list ? CLI::MultiOptionPolicy::TakeAll : CLI::MultiOptionPolicy::TakeLast);
   }
 }

@@ -67,7 +67,7 @@ struct Engine::Impl final : EngineCore::Observer {
         snapshots(plan.config.kv_dir, snapshot_identity(*model, setup.reach, tokenizer_fingerprint), core.kv(),
                   core.runner(), plan.layout,
                   [this](const std::function<void()>& work) { run_between_steps([&](EngineCore&) { work(); }); }) {
-    log::info("{}", describe(plan));
+    log::debug("{}", describe(plan));
     publish_now(time.now());
     thread = std::thread([this] { run(); });
   }

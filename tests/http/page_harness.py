@@ -127,7 +127,7 @@ class PageTest(unittest.TestCase):
 
     def open(self, view: str = "playground"):
         # As in a browser that has never been here.
-        self.page.open(f"{self.server.url}/favicon.svg")
+        self.page.open(f"{self.server.url}/")
         self.page.script("localStorage.clear()")
         self.visit(view)
 

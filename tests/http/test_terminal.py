@@ -13,6 +13,8 @@ import bamtest
 from terminal import Terminal
 
 LONG = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+# The answer to "Once upon a time" is under way. What is typed before the editor is ready is echoed twice.
+WRITING = r"upon a time\s+(Once upon a time\s+)?(?!Once)[^\n]{20}"
 MEMORY = ("--kv-memory", "256MiB")
 
 
@@ -71,7 +73,7 @@ class Chat(WithFolder):
     def test_ctrl_c_stops_the_answer_and_not_the_program(self):
         chat = self.local("-n", "200000", "--completion", "--ignore-eos")
         chat.type("Once upon a time\n")
-        chat.wait(r"time\s+\S+ \S+ \S+")  # the answer is under way
+        chat.wait(WRITING)
         chat.press("C")
         chat.wait(r"\(stopped\)")
         chat.wait(r">>> ")
@@ -161,7 +163,7 @@ class Chat(WithFolder):
                                                       "ignore_eos": True})
         self.assertEqual(talk["messages"][1]["content"], reply.json()["choices"][0]["message"]["content"])
         chat.type("/mode completion\n/set max_tokens 200000\nOnce upon a time\n")
-        chat.wait(r"upon a time\s+\S+ \S+ \S+")
+        chat.wait(WRITING)
         chat.press("C")
         chat.wait(r"\(stopped\)")
         bamtest.wait_until(lambda: server.get("/health").json()["running"] == 0, "the server noticed", server)
@@ -230,7 +232,8 @@ class CommandLine(WithFolder):
         by_place = run("generate", "The grass is", "--model", bamtest.checkpoint(), *MEMORY, "-n", "6", "--temperature", "0")
         self.assertEqual(by_place.returncode, 0, by_place.stderr)
         self.assertEqual(by_place.stdout, by_flag.stdout)
-        self.assertEqual(run("inspect", bamtest.checkpoint()).stdout, run("inspect", "--model", bamtest.checkpoint()).stdout)
+        self.assertEqual(run("inspect", bamtest.checkpoint(), *MEMORY).stdout,
+                         run("inspect", "--model", bamtest.checkpoint(), *MEMORY).stdout)
         self.expect(run("inspect", "demo", "--model", "demo"), 2, "given twice")
 
     def test_did_you_mean(self):
