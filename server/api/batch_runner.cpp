@@ -76,6 +76,10 @@ class BatchRunner::OfflineCall final : public Call {
     void close() override {
       if (const auto call = std::exchange(call_, nullptr)) call->reply(HttpReply{.body = std::move(text_)});
     }
+    void abort() override {
+      if (const auto call = std::exchange(call_, nullptr))
+        call->reply(ApiError::internal("The answer was broken off."));
+    }
 
    private:
     std::shared_ptr<OfflineCall> call_;
