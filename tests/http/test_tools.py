@@ -108,8 +108,8 @@ class Tools(bamtest.ServerTest):
 
     def test_auto_calls_by_the_marker(self):
         # The model is made to begin with the marker; from there on the arguments are constrained.
-        tokens = self.server.post("/tokenize", {"prompt": "<", "add_special_tokens": False, "return_token_strs": True}).json()
-        bias = {str(token): 100 for token, text in zip(tokens["tokens"], tokens["token_strs"]) if text == "<"}
+        tokens = self.server.post("/tokenize", {"prompt": "<", "add_special_tokens": False, "with_pieces": True}).json()["tokens"]
+        bias = {str(token["id"]): 100 for token in tokens if token["piece"] == "<"}
         if not bias:
             self.skipTest("the tokenizer has no token '<'")
         reply = self.chat(logit_bias=bias, response_format={"type": "json_schema", "json_schema": {"schema": {"type": "object", "properties": {
