@@ -137,8 +137,9 @@ StageRange choose_stage(const ModelSettings& settings, const ModelConfig& config
   }
   const std::string& layers = settings.stages.layers;
   const std::vector<StageRange> ranges =
-      layers.empty() ? split_checkpoint(config, weights, options, backend.rounding_margin(), size)
-                     : parse_stage_layers(layers, config.num_layers);
+      layers.empty()
+          ? split_checkpoint(config, weights, options, backend.rounding_margin(static_cast<int>(config.head_dim)), size)
+          : parse_stage_layers(layers, config.num_layers);
   if (static_cast<int>(ranges.size()) != size) {
     throw UsageError("--stage-layers: '{}' has {} parts for {} stages", layers, ranges.size(), size);
   }
