@@ -310,7 +310,7 @@ void run_stage_worker(BamModel& model, const EngineConfig& config, uint64_t toke
   const KvPlan plan = plan_kv(model, config);
   StageRunner runner(model, plan);
   const StageInfo info = describe_stage(model, plan, tokenizer_fingerprint);
-  log::info("{}", describe(plan));
+  log::debug("{}", describe(plan));
   while (!stop.stop_requested()) {
     uint64_t epoch = 0;
     const auto transport = join(source, config.group_timeout_s, epoch, stop);

@@ -127,7 +127,7 @@ class RendezvousGroup : public GroupSource {
     wire.size = size();
     wire.store = &store;
     wire.address = options_.address;
-    wire.deadline = options_.deadline;
+    wire.patience = 3 * options_.deadline;
     wire.join_timeout = kJoinTimeout;
     auto transport = make_wire_transport(make_wire(make_, wire), options_.deadline);
     if (rank() == 0) {
@@ -150,7 +150,7 @@ class MpiGroup : public GroupSource {
   explicit MpiGroup(const GroupOptions& options) : deadline_(options.deadline) {
     WireOptions wire;
     wire.size = options.size;
-    wire.deadline = options.deadline;
+    wire.patience = 3 * options.deadline;
     wire_ = make_wire(find_plugin("mpi"), wire);
     rank_ = wire_->rank();
     size_ = wire_->size();

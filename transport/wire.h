@@ -12,7 +12,7 @@
 namespace bam {
 
 // Thread rules: one thread at a time per (direction, peer). All methods throw Error, in one line, when the peer is gone or
-// has not taken or given a byte for the deadline.
+// has not taken or given a byte for `patience`.
 class Wire {
  public:
   virtual ~Wire() = default;
@@ -32,7 +32,7 @@ struct WireOptions {
   int size = 1;
   KeyValueStore* store = nullptr;                  // of this group alone; outlives the making of the wire
   std::string address;                             // by which others reach this rank; empty: the machine's name
-  std::chrono::milliseconds deadline{5000};        // silence after which a rank is lost
+  std::chrono::milliseconds patience{10000};       // longer than the silence after which wire_transport gives a rank up
   std::chrono::milliseconds join_timeout{120000};  // all ranks must be there by then
 };
 

@@ -43,12 +43,14 @@ class WireTransport : public Transport {
     for (int peer = 0; peer < size(); ++peer) {
       if (peer != rank()) readers_.emplace_back([this, peer] { read(peer); });
     }
+    beater_ = std::thread([this] { beat(); });
     keeper_ = std::thread([this] { keep(); });
   }
 
   ~WireTransport() override {
     abort("it left the group");
     keeper_.join();  // closes the wire
+    beater_.join();
     for (std::thread& reader : readers_) reader.join();
   }
 
@@ -100,6 +102,7 @@ class WireTransport : public Transport {
     try {
       while (true) {
         wire_->receive(peer, frame);
+        peers_[static_cast<size_t>(peer)].heard_at = Clock::now();
         FrameHead head;
         std::memcpy(&head, frame.data(), sizeof head);
         const bool is_channel = head.kind < static_cast<uint32_t>(kNumChannels);
@@ -115,6 +118,7 @@ class WireTransport : public Transport {
         std::copy_n(begin, first, message.begin());
         for (size_t at = first; at < message.size(); at += kPieceBytes) {
           wire_->receive(peer, {message.data() + at, std::min(kPieceBytes, message.size() - at)});
+          peers_[static_cast<size_t>(peer)].heard_at = Clock::now();
         }
         mailbox_.put_swap(peer, static_cast<Channel>(head.kind), message);
       }
@@ -146,14 +150,30 @@ class WireTransport : public Transport {
     ended_.notify_all();
   }
 
-  // The keeper: signs of life until the group is lost, then the news, then the end of the wire.
-  void keep() {
-    const auto beat = std::max(deadline_ / kBeatsPerDeadline, std::chrono::milliseconds(1));
+  std::chrono::milliseconds interval() const {
+    return std::max(deadline_ / kBeatsPerDeadline, std::chrono::milliseconds(1));
+  }
+
+  // Signs of life until the group is lost. May wait for a peer that takes nothing.
+  void beat() {
     std::unique_lock lock(mutex_);
-    while (!ended_.wait_for(lock, beat, [&] { return lost_; })) {
+    while (!ended_.wait_for(lock, interval(), [&] { return lost_; })) {
       lock.unlock();
       for (int peer = 0; peer < size(); ++peer) {
         if (peer != rank()) say(peer, kAlive, {});
+      }
+      lock.lock();
+    }
+  }
+
+  // Who was silent for too long is lost. Then the news for the others, and the end of the wire.
+  void keep() {
+    std::unique_lock lock(mutex_);
+    while (!ended_.wait_for(lock, interval(), [&] { return lost_; })) {
+      lock.unlock();
+      for (int peer = 0; peer < size(); ++peer) {
+        if (peer == rank() || Clock::now() - peers_[static_cast<size_t>(peer)].heard_at.load() < deadline_) continue;
+        lose(peer, fmt::format("it said nothing for {:.1f} s", std::chrono::duration<double>(deadline_).count()));
       }
       lock.lock();
     }
@@ -189,8 +209,10 @@ class WireTransport : public Transport {
     }
   }
 
+  using Clock = std::chrono::steady_clock;
   struct Peer {
     std::mutex writing;
+    std::atomic<Clock::time_point> heard_at{Clock::now()};
   };
   std::unique_ptr<Wire> wire_;
   std::chrono::milliseconds deadline_;
@@ -202,7 +224,7 @@ class WireTransport : public Transport {
   int lost_rank_ = -1;
   std::string farewell_;  // rank and reason
   std::vector<std::thread> readers_;
-  std::thread keeper_;
+  std::thread beater_, keeper_;
 };
 
 }  // namespace

@@ -136,9 +136,9 @@ class Stages(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             place = ("--stages", "2", "--rendezvous", "file:" + folder, "--stage-address", "127.0.0.1", "--group-timeout", "60s")
             server = bamtest.Server(*place, wait=False)
-            worker = subprocess.run([bamtest.BAM, "worker", *place, "--stage-rank", "1", "--stage-layers", "1,1", "--kv-memory", "64MiB", "--model", other],
+            worker = subprocess.run([bamtest.BAM, "worker", *place, "--stage-rank", "1", "--kv-memory", "64MiB", "--model", other],
                                     capture_output=True, text=True, timeout=bamtest.PATIENCE, check=False)
-            self.assertEqual(worker.returncode, 1, worker.stderr)
+            self.assertEqual(worker.returncode, 2, worker.stderr)
             self.assertRegex(worker.stderr, r"rank 1.*rank 0|rank 0.*rank 1")
             server.process.wait(bamtest.PATIENCE)
             self.assertRegex(server.log(), r"rank 1")

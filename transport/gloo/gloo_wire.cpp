@@ -58,7 +58,7 @@ class Store : public gloo::rendezvous::Store {
 class GlooWire : public Wire {
  public:
   explicit GlooWire(const WireOptions& options)
-      : deadline_(options.deadline), context_(std::make_shared<gloo::rendezvous::Context>(options.rank, options.size)) {
+      : patience_(options.patience), context_(std::make_shared<gloo::rendezvous::Context>(options.rank, options.size)) {
     gloo::transport::tcp::attr attr;
     attr.hostname = options.address;
     if (attr.hostname.empty()) {
@@ -70,7 +70,7 @@ class GlooWire : public Wire {
     Store store(*options.store, options.join_timeout);
     std::shared_ptr<gloo::transport::Device> device = gloo::transport::tcp::CreateDevice(attr);
     context_->connectFullMesh(store, device);
-    context_->setTimeout(deadline_);
+    context_->setTimeout(patience_);
   }
 
   ~GlooWire() override { close(); }
@@ -83,7 +83,7 @@ class GlooWire : public Wire {
     const Waiting buffer(*this, const_cast<std::byte*>(data.data()), data.size());
     try {
       buffer->send(to, kSlot);
-      if (buffer->waitSend(deadline_)) return;
+      if (buffer->waitSend(patience_)) return;
     } catch (const std::exception& e) {
       throw Error("{}", reason_of(e));
     }
@@ -94,7 +94,7 @@ class GlooWire : public Wire {
     const Waiting buffer(*this, data.data(), data.size());
     try {
       buffer->recv(from, kSlot);
-      if (buffer->waitRecv(deadline_)) return;
+      if (buffer->waitRecv(patience_)) return;
     } catch (const std::exception& e) {
       throw Error("{}", reason_of(e));
     }
@@ -138,7 +138,7 @@ class GlooWire : public Wire {
     std::unique_ptr<gloo::transport::UnboundBuffer> buffer_;
   };
 
-  milliseconds deadline_;
+  milliseconds patience_;
   std::shared_ptr<gloo::rendezvous::Context> context_;
   std::mutex mutex_;
   std::set<gloo::transport::UnboundBuffer*> waiting_;

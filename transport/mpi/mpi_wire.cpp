@@ -46,7 +46,7 @@ class Patience {
 
 class MpiWire : public Wire {
  public:
-  explicit MpiWire(const WireOptions& options) : deadline_(options.deadline) {
+  explicit MpiWire(const WireOptions& options) : patience_(options.patience) {
     int initialized = 0;
     MPI_Initialized(&initialized);
     // A world that lost a rank cannot be made again.
@@ -69,7 +69,7 @@ class MpiWire : public Wire {
   ~MpiWire() override {
     MPI_Request request;
     if (MPI_Ibarrier(MPI_COMM_WORLD, &request) != MPI_SUCCESS) return;
-    const auto end = SteadyClock::now() + deadline_;
+    const auto end = SteadyClock::now() + patience_;
     Patience patience;
     for (int done = 0; !done; patience.pause()) {
       if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || SteadyClock::now() > end) return;
@@ -102,7 +102,7 @@ class MpiWire : public Wire {
   }
 
   void wait(MPI_Request& request, const char* verb) {
-    const auto end = SteadyClock::now() + deadline_;
+    const auto end = SteadyClock::now() + patience_;
     Patience patience;
     while (true) {
       int done = 0;
@@ -113,13 +113,13 @@ class MpiWire : public Wire {
         MPI_Cancel(&request);
         MPI_Request_free(&request);
         if (closed_) throw Error("the connection was closed");
-        throw Error("it did not {} anything for {} ms", verb, deadline_.count());
+        throw Error("it did not {} anything for {} ms", verb, patience_.count());
       }
       patience.pause();
     }
   }
 
-  milliseconds deadline_;
+  milliseconds patience_;
   int rank_ = 0, size_ = 1;
   std::atomic<bool> closed_{false};
 };
