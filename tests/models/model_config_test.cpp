@@ -198,7 +198,7 @@ TEST(ModelConfig, BadValuesAreNamed) {
       {"eos_token_id", {2, "x"}, "'eos_token_id' must be a token id or a list of them, got \"x\""},
       {"eos_token_id", {2, 40000}, "'eos_token_id' is 40000, but vocab_size is 32768"},
       {"eos_token_id", 2.5, "must be a token id or a list of them, got 2.5"},
-      {"torch_dtype", "int8", "must be one of \"float32\", \"float16\", \"bfloat16\", got \"int8\""},
+      {"torch_dtype", "int8", "must be one of \"float32\", \"float16\", \"bfloat16\", \"int4\", got \"int8\""},
   };
   for (const BadKey& bad : cases) {
     json config = minimal();
