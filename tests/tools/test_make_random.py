@@ -156,7 +156,7 @@ class MakeRandomCheckpoint(unittest.TestCase):
         for size, embedding, rest in (("120m", 25.2, 95.9), ("432m", 50.3, 380.7), ("1.1b", 67.1, 1073.8)):
             sys.argv = ["make_random_checkpoint.py", "--size", size, "--dtype", "bf16", "unused"]
             config = tool.make_config(tool.parse_arguments(), read_tokenizer(TOKENIZER))
-            weights = tool.Weights(config, "BF16", 0, 0.0)
+            weights = tool.Weights(config, "BF16", 0, 0.0, 0.4)
             count = {spec.name: spec.num_elements for spec in weights.specs}
             self.assertAlmostEqual(count.pop("tok_embeddings.weight") / 1e6, embedding, delta=0.1)
             self.assertAlmostEqual(sum(count.values()) / 1e6, rest, delta=0.1)
