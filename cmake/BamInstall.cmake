@@ -40,7 +40,7 @@ install(FILES ${bam_generated}/bam.service DESTINATION lib/systemd/system)
 # A setting that somebody has changed stays; a package has its own way to see to that.
 install(CODE "
   if(CPACK_SET_DESTDIR OR NOT EXISTS \"\$ENV{DESTDIR}/etc/bam/bam.env\")
-    file(INSTALL \"${bam_generated}/bam.env\" DESTINATION \"\$ENV{DESTDIR}/etc/bam\")
+    file(INSTALL \"${bam_generated}/bam.env\" DESTINATION \"/etc/bam\")  # below DESTDIR, as file(INSTALL) does
   endif()
 ")
 

@@ -83,7 +83,7 @@ class NoDevice(unittest.TestCase):
         self.assertIn("libbam_cuda.so", own[0])
 
     def test_serve_auto_serves_on_the_cpu_and_says_so(self):
-        with bamtest.running_server("--device", "auto", environment={"BAM_PLUGIN_DIR": self.folder.name}) as server:
+        with bamtest.running_server("--device", "auto", "--log-level", "debug", environment={"BAM_PLUGIN_DIR": self.folder.name}) as server:
             self.assertEqual(server.complete(PROMPT, max_tokens=4).status, 200)
             self.assertIn("cpu", server.get("/v1/models").json()["data"][0]["meta"]["device"])
             log = server.log()

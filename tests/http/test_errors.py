@@ -184,7 +184,7 @@ class Keys(bamtest.ServerTest):
             self.assertEqual(self.server.get("/v1/models", headers=headers).status, 200, headers)
         for value in ("Bearer", "Bearer ", "Bearer alice", "alice-key", "Bearer alice-key2", "Basic x"):
             self.assertEqual(self.get("/v1/models", Authorization=value).status, 401, value)
-        page = self.server.get("/", headers={"Accept": "text/html"})
+        page = self.server.get("/props", headers={"Accept": "text/html"})
         self.assertEqual(page.headers["www-authenticate"], 'Basic realm="bam"')
 
     def test_refused_before_the_body_is_read(self):

@@ -66,6 +66,7 @@ class Install(unittest.TestCase):
 
     def test_a_changed_setting_stays(self):
         settings = self.root / "etc/bam/bam.env"
+        self.addCleanup(settings.write_text, settings.read_text())
         settings.write_text("BAM_MODEL=mine\n")
         subprocess.run(["cmake", "--install", str(BUILD), "--prefix", "/usr"], check=True, capture_output=True,
                        env={**os.environ, "DESTDIR": str(self.root)})
