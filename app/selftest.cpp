@@ -107,7 +107,7 @@ class SelfTest {
   double time(const Operation& operation) {
     const auto wait = [&] {
       float one;
-      device_.read_floats(static_cast<const float*>(probe_->data()), {&one, 1});
+      device_.read_floats(device_.float_rows(*probe_, 1, 1), {&one, 1});
     };
     operation();
     wait();
@@ -126,16 +126,19 @@ class SelfTest {
     std::vector<int32_t> all(static_cast<size_t>(rows));
     std::iota(all.begin(), all.end(), 0);
     device_.embed({reinterpret_cast<const std::byte*>(values.data()), DType::kF32, rows, cols}, all,
-                  static_cast<float*>(buffer->data()));
+                  device_.float_rows(*buffer, rows, cols));
     float one;  // the table may go once this has arrived
-    device_.read_floats(static_cast<const float*>(buffer->data()), {&one, 1});
+    device_.read_floats(device_.float_rows(*buffer, 1, 1), {&one, 1});
     return buffer;
   }
 
   // Operands of unit size on the device, and the same numbers for the CPU.
   struct Operands {
-    std::unique_ptr<DeviceBuffer> device;
+    std::unique_ptr<DeviceBuffer> memory;
+    OperandRows device;
     std::vector<float> values;
+
+    ConstOperandRows on_cpu() const { return {values.data(), device.count, device.width}; }
   };
   Operands make_operands(int64_t rows, int64_t cols, uint32_t seed, bool many_sizes = false) {
     const auto x = upload(random_values(static_cast<size_t>(rows * cols), seed), rows, cols);
@@ -143,9 +146,11 @@ class SelfTest {
     for (size_t i = 0; many_sizes && i < sizes.size(); ++i) sizes[i] = std::ldexp(1.0f, -static_cast<int>(i % 21));
     const auto weight = device_.make_vector(sizes);
     Operands out{device_.allocate(static_cast<size_t>(rows * cols) * device_.operand_bytes()),
+                 {},
                  std::vector<float>(static_cast<size_t>(rows * cols))};
-    device_.rms_norm(static_cast<const float*>(x->data()), *weight, 1e-5f, rows, cols, out.device->data());
-    device_.read_operands(out.device->data(), out.values);
+    out.device = device_.operand_rows(*out.memory, rows, cols);
+    device_.rms_norm(device_.float_rows(*x, rows, cols), *weight, 1e-5f, out.device);
+    device_.read_operands(out.device, out.values);
     return out;
   }
 
@@ -153,16 +158,17 @@ class SelfTest {
     const int64_t rows = sizes_.rows, hidden = sizes_.hidden;
     const auto count = static_cast<size_t>(rows * hidden);
     const auto values = random_values(count, 1, 3);
-    const auto x = upload(values, rows, hidden);
+    const auto x_memory = upload(values, rows, hidden);
+    const FloatRows x = device_.float_rows(*x_memory, rows, hidden);
     probe_ = upload({0}, 1, 1);
     std::vector<float> got(count), expected = values;
-    device_.read_floats(static_cast<const float*>(x->data()), got);
+    device_.read_floats(x, got);
     report({.operation = "embed", .shape = fmt::format("{}x{}", rows, hidden), .error = relative_error(got, values)});
 
     const SequenceRows sequence{nullptr, 0, 0, rows, 100'000};
-    device_.add_sinusoidal({&sequence, 1}, 10000, hidden, static_cast<float*>(x->data()));
-    cpu_->add_sinusoidal({&sequence, 1}, 10000, hidden, expected.data());
-    device_.read_floats(static_cast<const float*>(x->data()), got);
+    device_.add_sinusoidal({&sequence, 1}, 10000, x);
+    cpu_->add_sinusoidal({&sequence, 1}, 10000, {expected.data(), rows, hidden});
+    device_.read_floats(x, got);
     report({.operation = "sinusoidal",
             .shape = fmt::format("{}x{}", rows, hidden),
             .error = relative_error(got, expected),
@@ -170,24 +176,24 @@ class SelfTest {
 
     std::vector<int32_t> wanted(static_cast<size_t>(rows / 2 + 1));
     for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = static_cast<int32_t>((i * 7) % static_cast<size_t>(rows));
-    const auto picked = device_.allocate(wanted.size() * static_cast<size_t>(hidden) * sizeof(float));
+    const auto num_wanted = static_cast<int64_t>(wanted.size());
+    const auto picked_memory = device_.allocate(wanted.size() * static_cast<size_t>(hidden) * sizeof(float));
+    const FloatRows picked = device_.float_rows(*picked_memory, num_wanted, hidden);
     std::vector<float> picked_values(wanted.size() * static_cast<size_t>(hidden)), picked_expected = picked_values;
-    device_.gather_rows(static_cast<const float*>(x->data()), wanted, hidden, static_cast<float*>(picked->data()));
-    device_.read_floats(static_cast<const float*>(picked->data()), picked_values);
-    cpu_->gather_rows(got.data(), wanted, hidden, picked_expected.data());
+    device_.gather_rows(x, wanted, picked);
+    device_.read_floats(picked, picked_values);
+    cpu_->gather_rows({got.data(), rows, hidden}, wanted, {picked_expected.data(), num_wanted, hidden});
     report({.operation = "gather",
             .shape = fmt::format("{}x{}", wanted.size(), hidden),
             .error = relative_error(picked_values, picked_expected)});
 
     const auto weight_values = random_values(static_cast<size_t>(hidden), 2);
     const auto weight = device_.make_vector(weight_values), cpu_weight = cpu_->make_vector(weight_values);
-    const auto out = device_.allocate(count * device_.operand_bytes());
-    const Operation norm = [&] {
-      device_.rms_norm(static_cast<const float*>(x->data()), *weight, 1e-5f, rows, hidden, out->data());
-    };
-    const double seconds = time(norm);
-    cpu_->rms_norm(got.data(), *cpu_weight, 1e-5f, rows, hidden, expected.data());
-    device_.read_operands(out->data(), got);
+    const auto out_memory = device_.allocate(count * device_.operand_bytes());
+    const OperandRows out = device_.operand_rows(*out_memory, rows, hidden);
+    const double seconds = time([&] { device_.rms_norm(x, *weight, 1e-5f, out); });
+    cpu_->rms_norm({got.data(), rows, hidden}, *cpu_weight, 1e-5f, {expected.data(), rows, hidden});
+    device_.read_operands(out, got);
     report({.operation = "rms_norm",
             .shape = fmt::format("{}x{}", rows, hidden),
             .error = relative_error(got, expected),
@@ -206,14 +212,15 @@ class SelfTest {
       const Operands x = make_operands(rows, k, 4);
       const auto before = random_values(static_cast<size_t>(rows * n), 6);
       const auto out = device_.allocate(before.size() * sizeof(float));
-      const auto residual = upload(before, rows, n);
-      device_.linear_add(*device_linear, x.device->data(), rows, static_cast<float*>(residual->data()));
+      const auto residual_memory = upload(before, rows, n);
+      const FloatRows residual = device_.float_rows(*residual_memory, rows, n);
+      device_.linear_add(*device_linear, x.device, residual);
       std::vector<float> got(before.size()), expected = before;
-      device_.read_floats(static_cast<const float*>(residual->data()), got);
-      cpu_->linear_add(*cpu_linear, x.values.data(), rows, expected.data());
+      device_.read_floats(residual, got);
+      cpu_->linear_add(*cpu_linear, x.on_cpu(), {expected.data(), rows, n});
       const double error = relative_error(got, expected);
-      const double seconds = time(
-          [&] { device_.linear_logits(*device_linear, x.device->data(), rows, static_cast<float*>(out->data())); });
+      const double seconds =
+          time([&] { device_.linear_logits(*device_linear, x.device, device_.float_rows(*out, rows, n)); });
       report({.operation = fmt::format("linear {}", dtype_name(dtype)),
               .shape = fmt::format("{}x{}x{}", rows, k, n),
               .error = error,
@@ -227,11 +234,12 @@ class SelfTest {
   void feed_forward() {
     const int64_t rows = sizes_.rows, width = sizes_.intermediate;
     const Operands x = make_operands(rows, 2 * width, 7);
-    const auto out = device_.allocate(static_cast<size_t>(rows * width) * device_.operand_bytes());
-    const double seconds = time([&] { device_.swiglu(x.device->data(), rows, width, out->data()); });
+    const auto out_memory = device_.allocate(static_cast<size_t>(rows * width) * device_.operand_bytes());
+    const OperandRows out = device_.operand_rows(*out_memory, rows, width);
+    const double seconds = time([&] { device_.swiglu(x.device, out); });
     std::vector<float> got(static_cast<size_t>(rows * width)), expected(got.size());
-    device_.read_operands(out->data(), got);
-    cpu_->swiglu(x.values.data(), rows, width, expected.data());
+    device_.read_operands(out, got);
+    cpu_->swiglu(x.on_cpu(), {expected.data(), rows, width});
     report({.operation = "swiglu",
             .shape = fmt::format("{}x{}", rows, width),
             .error = relative_error(got, expected),
@@ -293,8 +301,7 @@ class SelfTest {
   // has not is float32 there, of numbers rounded in the same way.
   void attention(const char* name, const AttentionSpec& spec, DType kv, bool certified) {
     const int64_t chunk = sizes_.rows, context = sizes_.context;
-    const int64_t width = int64_t{spec.num_heads + 2 * spec.num_kv_heads} * spec.head_dim;
-    const int64_t out_width = int64_t{spec.num_heads} * spec.head_dim;
+    const int64_t width = spec.qkv_width(), out_width = spec.q_width();
     const auto layer = device_.make_attention(spec), cpu_layer = cpu_->make_attention(spec);
     AttentionLayer *layers[] = {layer.get()}, *cpu_layers[] = {cpu_layer.get()};
     device_.reserve_positions(layers, context);
@@ -306,12 +313,12 @@ class SelfTest {
     for (; start + chunk <= context; start += chunk) {
       qkv = make_operands(chunk, width, 20 + static_cast<uint32_t>(start));
       const SequenceRows rows = cache.rows(start, chunk), cpu_rows = cpu_cache.rows(start, chunk);
-      device_.write_kv(*layer, cache.view, {&rows, 1}, qkv.device->data());
+      device_.write_kv(*layer, cache.view, {&rows, 1}, qkv.device);
       for (int64_t at = 0; !cpu_has_it && at < chunk * width; at += spec.head_dim) {
         if (at % width < out_width) continue;  // queries stay
         round_as_stored(kv, std::span(qkv.values).subspan(static_cast<size_t>(at), static_cast<size_t>(spec.head_dim)));
       }
-      cpu_->write_kv(*cpu_layer, cpu_cache.view, {&cpu_rows, 1}, qkv.values.data());
+      cpu_->write_kv(*cpu_layer, cpu_cache.view, {&cpu_rows, 1}, {qkv.values.data(), chunk, width});
     }
     start -= chunk;
     const auto out = device_.allocate(static_cast<size_t>(chunk * out_width) * device_.operand_bytes());
@@ -325,13 +332,13 @@ class SelfTest {
                          cpu_queries = cpu_cache.rows(start + chunk - rows, rows);
       std::vector<float> got(static_cast<size_t>(rows * out_width)), expected(got.size());
       const double seconds = time([&] {
-        device_.attention(*layer, cache.view, {&queries, 1}, query_rows, qkv.device->data(), options, out->data(),
-                          counters);
+        device_.attention(*layer, cache.view, {&queries, 1}, query_rows, qkv.device, options,
+                          device_.operand_rows(*out, rows, out_width), counters);
       });
-      device_.read_operands(out->data(), got);
+      device_.read_operands(device_.operand_rows(*out, rows, out_width), got);
       std::vector<AttentionCounters> cpu_counters(counters.size());
-      cpu_->attention(*cpu_layer, cpu_cache.view, {&cpu_queries, 1}, query_rows, qkv.values.data(), options,
-                      expected.data(), cpu_counters);
+      cpu_->attention(*cpu_layer, cpu_cache.view, {&cpu_queries, 1}, query_rows, qkv.on_cpu(), options,
+                      {expected.data(), rows, out_width}, cpu_counters);
       uint64_t visited = 0;
       for (const AttentionCounters& head : counters) visited += head.visited;
       const double pairs = static_cast<double>(visited) / (sizes_.repeats + 1) * kTileKeys;
@@ -371,7 +378,7 @@ class SelfTest {
       batch.rows.back().row = r;
     }
     const double seconds =
-        time([&] { device_.draw_tokens(static_cast<const float*>(logits->data()), vocab, batch, got, {}, {}); });
+        time([&] { device_.draw_tokens(device_.float_rows(*logits, rows, vocab), batch, got, {}, {}); });
     int wrong = 0;
     for (size_t i = 0; i < got.size(); ++i) wrong += got[i] == expected[i] ? 0 : 1;
     report({.operation = "draw tokens",
@@ -396,13 +403,13 @@ class SelfTest {
   // What the device stores in fp8, byte by byte: newer devices have an instruction for it, others compute it.
   void fp8_codes() {
     const AttentionSpec spec = make_spec(PositionEncoding::kNope, false);
-    const int64_t dim = spec.head_dim, width = int64_t{spec.num_heads + 2 * spec.num_kv_heads} * dim;
+    const int64_t dim = spec.head_dim, width = spec.qkv_width();
     const auto layer = device_.make_attention(spec);
     Cache cache(device_, spec, DType::kFp8, kTileKeys);
     const KvLayout& layout = cache.view.layout;
     const Operands qkv = make_operands(kTileKeys, width, 91, true);
     const SequenceRows rows = cache.rows(0, kTileKeys);
-    device_.write_kv(*layer, cache.view, {&rows, 1}, qkv.device->data());
+    device_.write_kv(*layer, cache.view, {&rows, 1}, qkv.device);
     std::vector<std::byte> page(layout.page_bytes());
     int wrong = 0;
     for (int vector = 0; vector < 2 * spec.num_kv_heads; ++vector) {

@@ -86,7 +86,8 @@ class LayerStack {
   double flop_per_row() const { return flop_per_row_; }
   double bytes() const { return bytes_; }
   void run(const void* in, int64_t rows, void* out) const {
-    for (const auto& weights : weights_) backend_.linear(*weights, in, rows, out);
+    for (const auto& weights : weights_)
+      backend_.linear(*weights, {in, rows, weights->in_features()}, {out, rows, weights->out_features()});
   }
 
  private:
@@ -237,13 +238,14 @@ class AttentionBench {
     counters_.resize(static_cast<size_t>(heads));
     for (int64_t at = 0; at < keys; at += kChunk) {
       const SequenceRows rows = sequence(at, std::min(kChunk, keys - at));
-      backend.write_kv(*layer_, kv_, {&rows, 1}, qkv_.data());
+      backend.write_kv(*layer_, kv_, {&rows, 1}, {qkv_.data(), kChunk, 3 * kHidden});
     }
   }
   // The last `rows` rows of a context of `keys` tokens.
   void run(int64_t keys, int64_t rows) {
     const SequenceRows queries = sequence(keys - rows, rows);
-    backend_.attention(*layer_, kv_, {&queries, 1}, {}, qkv_.data(), {.certified = false}, out_.data(), counters_);
+    backend_.attention(*layer_, kv_, {&queries, 1}, {}, {qkv_.data(), rows, 3 * kHidden}, {.certified = false},
+                       {out_.data(), rows, kHidden}, counters_);
   }
   static constexpr int64_t kChunk = 512;
 
@@ -372,13 +374,18 @@ void bench_sampling(nlohmann::json& results) {
   BatchSampler sampler(kVocab, {2}, &threads);
   for (const Case& c : cases) {
     std::vector<SamplerState> states;
-    std::vector<BatchSampler::Row> rows;
+    std::vector<BatchSampler::Run> runs;
+    std::vector<Sample> samples(kRows);
+    std::vector<const float*> logits;
+    for (int r = 0; r < kRows; ++r) logits.push_back(&c.logits[static_cast<size_t>(r * kVocab)]);
     states.reserve(kRows);
     for (int r = 0; r < kRows; ++r) {
       states.emplace_back(c.params, 7 + r, 0, kVocab, std::span<const int32_t>(), nullptr);
-      rows.push_back({std::span(c.logits).subspan(static_cast<size_t>(r * kVocab), kVocab), &states.back(), {}});
+      runs.push_back({.logits = std::span(logits).subspan(static_cast<size_t>(r), 1),
+                      .state = &states.back(),
+                      .samples = std::span(samples).subspan(static_cast<size_t>(r), 1)});
     }
-    const double seconds = seconds_per_call([&] { sampler.sample(rows); });
+    const double seconds = seconds_per_call([&] { sampler.sample(runs); });
     fmt::print("{:<24} {:>8.3f} ms  {:>7.1f} us per row\n", c.name, 1e3 * seconds, 1e6 * seconds / kRows);
     results.push_back({{"what", "sampling"}, {"params", c.name}, {"seconds", seconds}, {"rows", kRows}});
   }

@@ -3,6 +3,8 @@
 // operand_bytes() per element, so that a GPU may keep them in 16 bits. Operations are issued in order from one thread;
 // those on a GPU return before they are done, read_floats() and its like wait.
 //
+// The public operations check shapes and hand over to the virtual ones that a device implements.
+//
 // Contract: every row's result depends on that row's data only. The number of rows, their order, and how a prompt was
 // cut into calls never change a bit of it.
 #pragma once
@@ -19,6 +21,7 @@
 #include "kernels/draw.h"
 #include "kernels/head_bias.h"
 #include "kernels/paged_kv.h"
+#include "kernels/rows.h"
 
 namespace bam {
 
@@ -73,6 +76,8 @@ struct AttentionSpec {
   int first_group = 0;           // group of KV head 0: layer * num_kv_heads
 
   bool rotates() const { return rope_theta > 0; }
+  int64_t q_width() const { return int64_t{num_heads} * head_dim; }
+  int64_t qkv_width() const { return int64_t{num_heads + 2 * num_kv_heads} * head_dim; }
   const HeadBias& bias_of(int head) const { return bias.empty() ? kNoBias : bias[static_cast<size_t>(head)]; }
   double seq_scale_of(int head) const { return ssmax ? seq_scale[static_cast<size_t>(head)] : 1.0; }
   int64_t reach_of(int head) const { return reach.empty() ? -1 : reach[static_cast<size_t>(head)]; }
@@ -83,7 +88,9 @@ struct AttentionSpec {
 
 class AttentionLayer {
  public:
+  explicit AttentionLayer(const AttentionSpec& spec_) : spec(spec_) {}
   virtual ~AttentionLayer() = default;
+  const AttentionSpec spec;
 };
 
 // The rows of one sequence inside a step: rows [row_begin, row_begin + num_rows) are its tokens at positions
@@ -146,51 +153,51 @@ class Backend {
   // The step that was being issued has failed half-way: what was issued of it must not run later.
   virtual void abandon_step() noexcept {}
 
+  // The first `count` rows of a buffer that was allocated for at least so many.
+  FloatRows float_rows(DeviceBuffer& buffer, int64_t count, int64_t width) const;
+  OperandRows operand_rows(DeviceBuffer& buffer, int64_t count, int64_t width) const;
+
   // x[r, :] = table[tokens[r], :]; `table` stays in host memory on the CPU (mapped checkpoint).
-  virtual void embed(const HostMatrix& table, std::span<const int32_t> tokens, float* x) = 0;
-  // x [rows, hidden] = host: the start of a step whose rows have come through earlier layers elsewhere, as embed() is of
-  // one that begins with tokens.
-  virtual void load_rows(std::span<const float> host, float* x);
-  // Adds the sinusoidal position vectors of each sequence's rows to x [rows, hidden].
-  virtual void add_sinusoidal(std::span<const SequenceRows> sequences, double theta, int64_t hidden, float* x) = 0;
-  // out = x * rsqrt(mean(x^2) + eps) * weight, rows of `hidden`.
-  virtual void rms_norm(const float* x, const DeviceBuffer& weight, float eps, int64_t rows, int64_t hidden,
-                        void* out) = 0;
-  virtual void linear(const LinearWeights& weights, const void* in, int64_t rows, void* out) = 0;
+  void embed(const HostMatrix& table, std::span<const int32_t> tokens, FloatRows x);
+  // x = host: the start of a step whose rows have come through earlier layers elsewhere, as embed() is of one that
+  // begins with tokens.
+  void load_rows(std::span<const float> host, FloatRows x);
+  // Adds the sinusoidal position vectors of each sequence's rows.
+  void add_sinusoidal(std::span<const SequenceRows> sequences, double theta, FloatRows x);
+  // out = x * rsqrt(mean(x^2) + eps) * weight
+  void rms_norm(ConstFloatRows x, const DeviceBuffer& weight, float eps, OperandRows out);
+  void linear(const LinearWeights& weights, ConstOperandRows in, OperandRows out);
   // residual[r, :] += W in[r, :]
-  virtual void linear_add(const LinearWeights& weights, const void* in, int64_t rows, float* residual) = 0;
-  virtual void linear_logits(const LinearWeights& weights, const void* in, int64_t rows, float* logits) = 0;
-  // in [rows, 2 * intermediate] = gate | up; out = silu(gate) * up
-  virtual void swiglu(const void* in, int64_t rows, int64_t intermediate, void* out) = 0;
+  void linear_add(const LinearWeights& weights, ConstOperandRows in, FloatRows residual);
+  void linear_logits(const LinearWeights& weights, ConstOperandRows in, FloatRows logits);
+  // in = gate | up, twice as wide as out; out = silu(gate) * up
+  void swiglu(ConstOperandRows in, OperandRows out);
   // qkv [rows, (heads + 2 * kv_heads) * head_dim]: rotates q and k if the layer says so (q in place), stores k and v of
   // all rows in their pages and completes tile statistics.
-  virtual void write_kv(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> sequences,
-                        void* qkv) = 0;
+  void write_kv(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> sequences,
+                OperandRows qkv);
   // Attention of the query rows described by `queries` over the pages written so far. Row r of `queries` reads q from
   // qkv row query_rows[r] (or r when empty) and writes out row r [heads * head_dim]. The counters are complete after
   // the next read_floats() or read_operands(); until then per_head must live, or the layer be gone.
-  virtual void attention(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> queries,
-                         std::span<const int32_t> query_rows, const void* qkv, const AttentionOptions& options,
-                         void* out, std::span<AttentionCounters> per_head) = 0;
+  void attention(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> queries,
+                 std::span<const int32_t> query_rows, ConstOperandRows qkv, const AttentionOptions& options,
+                 OperandRows out, std::span<AttentionCounters> per_head);
   // write_kv() and attention() of all rows of the same sequences, in one go where that saves a way through memory.
-  virtual void write_and_attend(const AttentionLayer& layer, const KvCacheView& kv,
-                                std::span<const SequenceRows> sequences, void* qkv, const AttentionOptions& options,
-                                void* out, std::span<AttentionCounters> per_head) {
-    write_kv(layer, kv, sequences, qkv);
-    attention(layer, kv, sequences, {}, qkv, options, out, per_head);
-  }
-  // out[r, :] = in[rows[r], :] for float32 rows.
-  virtual void gather_rows(const float* in, std::span<const int32_t> rows, int64_t hidden, float* out) = 0;
+  void write_and_attend(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> sequences,
+                        OperandRows qkv, const AttentionOptions& options, OperandRows out,
+                        std::span<AttentionCounters> per_head);
+  // out[r, :] = in[rows[r], :]
+  void gather_rows(ConstFloatRows in, std::span<const int32_t> rows, FloatRows out);
   // Copies finished float32 results to the host.
-  virtual void read_floats(const float* device, std::span<float> host) = 0;
+  void read_floats(ConstFloatRows device, std::span<float> host);
   // The same for operands, converted to float32.
-  virtual void read_operands(const void* device, std::span<float> host) = 0;
+  void read_operands(ConstOperandRows device, std::span<float> host);
   // Whether draw_tokens() is there for a vocabulary of this size.
   virtual bool supports_drawing(int64_t vocab_size) const;
-  // Draws one token (or kDraw...) per row of the batch from logits [logit rows, vocab_size] and copies the logit rows
-  // `wanted` to the same rows of `host` [logit rows, vocab_size]. Waits like read_floats(), once for both.
-  virtual void draw_tokens(const float* logits, int64_t vocab_size, const DrawBatch& batch, std::span<int32_t> tokens,
-                           std::span<const int32_t> wanted, std::span<float> host);
+  // Draws one token (or kDraw...) per row of the batch from the logits and copies the logit rows `wanted` to the same
+  // rows of `host`. Waits like read_floats(), once for both.
+  void draw_tokens(ConstFloatRows logits, const DrawBatch& batch, std::span<int32_t> tokens,
+                   std::span<const int32_t> wanted, std::span<float> host);
   // Copies page `from` to page `to` (copy-on-write).
   virtual void copy_page(const KvCacheView& kv, int32_t from, int32_t to) = 0;
   // Raw page contents for snapshots and swap.
@@ -199,6 +206,31 @@ class Backend {
   // The same for many pages, one after the other in host memory; a GPU waits once, not per page.
   virtual void read_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<std::byte> out);
   virtual void write_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<const std::byte> in);
+
+ protected:
+  // The operations above, with shapes that fit.
+  virtual void do_embed(const HostMatrix& table, std::span<const int32_t> tokens, FloatRows x) = 0;
+  virtual void do_load_rows(std::span<const float> host, FloatRows x);
+  virtual void do_add_sinusoidal(std::span<const SequenceRows> sequences, double theta, FloatRows x) = 0;
+  virtual void do_rms_norm(ConstFloatRows x, const DeviceBuffer& weight, float eps, OperandRows out) = 0;
+  virtual void do_linear(const LinearWeights& weights, ConstOperandRows in, OperandRows out) = 0;
+  virtual void do_linear_add(const LinearWeights& weights, ConstOperandRows in, FloatRows residual) = 0;
+  virtual void do_linear_logits(const LinearWeights& weights, ConstOperandRows in, FloatRows logits) = 0;
+  virtual void do_swiglu(ConstOperandRows in, OperandRows out) = 0;
+  virtual void do_write_kv(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> sequences,
+                           OperandRows qkv) = 0;
+  virtual void do_attention(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> queries,
+                            std::span<const int32_t> query_rows, ConstOperandRows qkv, const AttentionOptions& options,
+                            OperandRows out, std::span<AttentionCounters> per_head) = 0;
+  virtual void do_write_and_attend(const AttentionLayer& layer, const KvCacheView& kv,
+                                   std::span<const SequenceRows> sequences, OperandRows qkv,
+                                   const AttentionOptions& options, OperandRows out,
+                                   std::span<AttentionCounters> per_head);
+  virtual void do_gather_rows(ConstFloatRows in, std::span<const int32_t> rows, FloatRows out) = 0;
+  virtual void do_read_floats(ConstFloatRows device, std::span<float> host) = 0;
+  virtual void do_read_operands(ConstOperandRows device, std::span<float> host) = 0;
+  virtual void do_draw_tokens(ConstFloatRows logits, const DrawBatch& batch, std::span<int32_t> tokens,
+                              std::span<const int32_t> wanted, std::span<float> host);
 };
 
 struct BackendOptions {

@@ -74,20 +74,20 @@ int64_t AttentionProbe::advance(int64_t rows, const float* residual_in, float* r
   const int first = model_.stage().first_layer, end = std::min(layer_, first + model_.stage().num_layers);
   for (int i = first; i < end; ++i) model_.run_layer(model_.layer_at(i), input, kv_, rows);
   if (passes_on()) {
-    backend.read_floats(model_.scratch_->residual(), {residual_out, static_cast<size_t>(rows * config.hidden_size)});
+    backend.read_floats(model_.residual(rows), {residual_out, static_cast<size_t>(rows * config.hidden_size)});
     model_.counters_ = counters_before;
     num_computed_ += rows;
     return rows;
   }
   BamModel::Layer& layer = model_.layer_at(layer_);
-  model_.project_qkv(layer, rows);
-  backend.write_kv(*layer.attention, kv_, input.sequences, model_.scratch_->wide->data());  // rotates, too
-  model_.counters_ = counters_before;  // the serving statistics are about served requests
+  const OperandRows qkv = model_.project_qkv(layer, rows);
+  backend.write_kv(*layer.attention, kv_, input.sequences, qkv);  // rotates, too
+  model_.counters_ = counters_before;                             // the serving statistics are about served requests
 
   const int64_t kv_head = head_ / (config.num_heads / config.num_kv_heads);
-  const int64_t width = config.q_size() + 2 * config.kv_size(), dim = config.head_dim;
+  const int64_t width = qkv.width, dim = config.head_dim;
   qkv_.resize(static_cast<size_t>(rows * width));
-  backend.read_operands(model_.scratch_->wide->data(), qkv_);
+  backend.read_operands(qkv, qkv_);
   for (int64_t r = 0; r < rows; ++r) {
     const float* key = qkv_.data() + r * width + config.q_size() + kv_head * dim;
     std::copy_n(key, dim, keys_.begin() + (begin + r) * dim);

@@ -171,38 +171,48 @@ std::span<AttentionCounters> BamModel::layer_counters(const Layer& layer) {
                                       static_cast<size_t>(config_.num_heads));
 }
 
-void BamModel::feed_forward(Layer& layer, float* x, int64_t rows) {
-  backend_.rms_norm(x, *layer.ffn_norm, config_.rms_norm_eps, rows, config_.hidden_size, scratch_->normed->data());
-  backend_.linear(*layer.gate_up, scratch_->normed->data(), rows, scratch_->wide->data());
-  backend_.swiglu(scratch_->wide->data(), rows, config_.intermediate_size, scratch_->narrow->data());
-  backend_.linear_add(*layer.down, scratch_->narrow->data(), rows, x);
+FloatRows BamModel::residual(int64_t rows) const {
+  return backend_.float_rows(*scratch_->x, rows, config_.hidden_size);
 }
 
-void BamModel::project_qkv(Layer& layer, int64_t rows) {
-  backend_.rms_norm(scratch_->residual(), *layer.attention_norm, config_.rms_norm_eps, rows, config_.hidden_size,
-                    scratch_->normed->data());
-  backend_.linear(*layer.qkv, scratch_->normed->data(), rows, scratch_->wide->data());
+void BamModel::feed_forward(Layer& layer, FloatRows x) {
+  const OperandRows normed = backend_.operand_rows(*scratch_->normed, x.count, config_.hidden_size);
+  const OperandRows wide = backend_.operand_rows(*scratch_->wide, x.count, 2 * config_.intermediate_size);
+  const OperandRows narrow = backend_.operand_rows(*scratch_->narrow, x.count, config_.intermediate_size);
+  backend_.rms_norm(x, *layer.ffn_norm, config_.rms_norm_eps, normed);
+  backend_.linear(*layer.gate_up, normed, wide);
+  backend_.swiglu(wide, narrow);
+  backend_.linear_add(*layer.down, narrow, x);
+}
+
+OperandRows BamModel::project_qkv(Layer& layer, int64_t rows) {
+  const OperandRows normed = backend_.operand_rows(*scratch_->normed, rows, config_.hidden_size);
+  const OperandRows qkv = backend_.operand_rows(*scratch_->wide, rows, layer.attention->spec.qkv_width());
+  backend_.rms_norm(residual(rows), *layer.attention_norm, config_.rms_norm_eps, normed);
+  backend_.linear(*layer.qkv, normed, qkv);
+  return qkv;
 }
 
 void BamModel::run_layer(Layer& layer, const ForwardInput& input, const KvCacheView& kv, int64_t rows) {
-  float* x = scratch_->residual();
-  project_qkv(layer, rows);
-  backend_.write_and_attend(*layer.attention, kv, input.sequences, scratch_->wide->data(), options_.attention,
-                            scratch_->narrow->data(), layer_counters(layer));
-  backend_.linear_add(*layer.wo, scratch_->narrow->data(), rows, x);
-  feed_forward(layer, x, rows);
+  const FloatRows x = residual(rows);
+  const OperandRows qkv = project_qkv(layer, rows);
+  const OperandRows attended = backend_.operand_rows(*scratch_->narrow, rows, config_.q_size());
+  backend_.write_and_attend(*layer.attention, kv, input.sequences, qkv, options_.attention, attended,
+                            layer_counters(layer));
+  backend_.linear_add(*layer.wo, attended, x);
+  feed_forward(layer, x);
 }
 
 void BamModel::run_last_layer(Layer& layer, const ForwardInput& input, const KvCacheView& kv, int64_t rows) {
-  float* x = scratch_->residual();
-  float* wanted = static_cast<float*>(scratch_->selected->data());
+  const FloatRows x = residual(rows);
   const auto count = static_cast<int64_t>(input.logit_rows.size());
+  const FloatRows wanted = backend_.float_rows(*scratch_->selected, count, config_.hidden_size);
   if (count == rows) {
     run_layer(layer, input, kv, rows);
-    return backend_.gather_rows(x, input.logit_rows, config_.hidden_size, wanted);
+    return backend_.gather_rows(x, input.logit_rows, wanted);
   }
-  project_qkv(layer, rows);
-  backend_.write_kv(*layer.attention, kv, input.sequences, scratch_->wide->data());
+  const OperandRows qkv = project_qkv(layer, rows);
+  backend_.write_kv(*layer.attention, kv, input.sequences, qkv);
   if (count == 0) return;
 
   // Runs of neighbouring rows of one sequence become one query range each.
@@ -225,29 +235,29 @@ void BamModel::run_last_layer(Layer& layer, const ForwardInput& input, const KvC
     run.start_pos = position;
     queries.push_back(run);
   }
-  backend_.attention(*layer.attention, kv, queries, input.logit_rows, scratch_->wide->data(), options_.attention,
-                     scratch_->narrow->data(), layer_counters(layer));
-  backend_.gather_rows(x, input.logit_rows, config_.hidden_size, wanted);
-  backend_.linear_add(*layer.wo, scratch_->narrow->data(), count, wanted);
-  feed_forward(layer, wanted, count);
+  const OperandRows attended = backend_.operand_rows(*scratch_->narrow, count, config_.q_size());
+  backend_.attention(*layer.attention, kv, queries, input.logit_rows, qkv, options_.attention, attended,
+                     layer_counters(layer));
+  backend_.gather_rows(x, input.logit_rows, wanted);
+  backend_.linear_add(*layer.wo, attended, wanted);
+  feed_forward(layer, wanted);
 }
 
 void BamModel::begin_rows(const ForwardInput& input) {
   const auto rows = static_cast<int64_t>(input.tokens.size());
   BAM_CHECK(first_stage() == (input.residual_in == nullptr));
   if (!first_stage()) {
-    return backend_.load_rows({input.residual_in, static_cast<size_t>(rows * config_.hidden_size)},
-                              scratch_->residual());
+    return backend_.load_rows({input.residual_in, static_cast<size_t>(rows * config_.hidden_size)}, residual(rows));
   }
-  backend_.embed(embedding_, input.tokens, scratch_->residual());
+  backend_.embed(embedding_, input.tokens, residual(rows));
   if (config_.position_encoding == PositionEncoding::kSinusoidal) {
-    backend_.add_sinusoidal(input.sequences, config_.sinusoidal_theta, config_.hidden_size, scratch_->residual());
+    backend_.add_sinusoidal(input.sequences, config_.sinusoidal_theta, residual(rows));
   }
 }
 
 void BamModel::read_hidden(int64_t rows, float* hidden) {
   const auto size = static_cast<size_t>(config_.hidden_size);
-  backend_.read_floats(static_cast<const float*>(scratch_->selected->data()),
+  backend_.read_floats(backend_.float_rows(*scratch_->selected, rows, config_.hidden_size),
                        {hidden, static_cast<size_t>(rows) * size});
   for (int64_t r = 0; r < rows; ++r) {
     const std::span<float> row(hidden + static_cast<size_t>(r) * size, size);
@@ -274,19 +284,21 @@ void BamModel::forward(const ForwardInput& input, const KvCacheView& kv, std::sp
   for (size_t i = 0; i + 1 < layers_.size(); ++i) run_layer(*layers_[i], input, kv, rows);
   if (!last_stage()) {
     run_layer(*layers_.back(), input, kv, rows);
-    backend_.read_floats(scratch_->residual(), {input.residual_out, static_cast<size_t>(rows * config_.hidden_size)});
+    backend_.read_floats(residual(rows), {input.residual_out, static_cast<size_t>(rows * config_.hidden_size)});
     return guard.done();
   }
   run_last_layer(*layers_.back(), input, kv, rows);
   if (logit_rows == 0) return guard.done();
   if (input.hidden != nullptr) read_hidden(logit_rows, input.hidden);
-  backend_.rms_norm(static_cast<const float*>(scratch_->selected->data()), *final_norm_, config_.rms_norm_eps,
-                    logit_rows, config_.hidden_size, scratch_->normed->data());
-  float* device_logits = backend_.in_host_memory() ? logits.data() : static_cast<float*>(scratch_->logits->data());
-  backend_.linear_logits(*output_, scratch_->normed->data(), logit_rows, device_logits);
+  const OperandRows normed = backend_.operand_rows(*scratch_->normed, logit_rows, config_.hidden_size);
+  backend_.rms_norm(backend_.float_rows(*scratch_->selected, logit_rows, config_.hidden_size), *final_norm_,
+                    config_.rms_norm_eps, normed);
+  const FloatRows device_logits = backend_.in_host_memory()
+                                      ? FloatRows{logits.data(), logit_rows, config_.vocab_size}
+                                      : backend_.float_rows(*scratch_->logits, logit_rows, config_.vocab_size);
+  backend_.linear_logits(*output_, normed, device_logits);
   if (input.draw != nullptr) {
-    backend_.draw_tokens(device_logits, config_.vocab_size, input.draw->batch, input.draw->tokens,
-                         input.draw->host_rows, logits);
+    backend_.draw_tokens(device_logits, input.draw->batch, input.draw->tokens, input.draw->host_rows, logits);
   } else {
     backend_.read_floats(device_logits, logits);
   }

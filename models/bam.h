@@ -90,13 +90,15 @@ class BamModel {
   std::unique_ptr<LinearWeights> make_linear(const std::vector<WeightView>& parts, DType dtype);
   void prove_reach(AttentionSpec& spec, const LayerWeights& weights, int index);
   // q, k and v of all rows in scratch, not yet rotated and not yet in their pages.
-  void project_qkv(Layer& layer, int64_t rows);
+  // The residual stream of a step; queries, keys and values of its rows.
+  FloatRows residual(int64_t rows) const;
+  OperandRows project_qkv(Layer& layer, int64_t rows);
   void run_layer(Layer& layer, const ForwardInput& input, const KvCacheView& kv, int64_t rows);
   // Rows whose logits nobody wants need only their K and V in the last layer. Leaves logit rows in scratch.
   void run_last_layer(Layer& layer, const ForwardInput& input, const KvCacheView& kv, int64_t rows);
   // The selected rows behind the final norm, in full precision whatever operands the device has.
   void read_hidden(int64_t rows, float* hidden);
-  void feed_forward(Layer& layer, float* x, int64_t rows);
+  void feed_forward(Layer& layer, FloatRows x);
   std::span<AttentionCounters> layer_counters(const Layer& layer);
   // The residual stream of the step's rows, at the start of this stage.
   void begin_rows(const ForwardInput& input);

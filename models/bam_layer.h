@@ -24,8 +24,6 @@ struct BamModel::Scratch {
   std::unique_ptr<DeviceBuffer> narrow;    // [max_rows, max(heads * head_dim, intermediate)] operand
   std::unique_ptr<DeviceBuffer> logits;    // [max_logit_rows, vocab] float32
   std::vector<SequenceRows> queries;       // last layer: runs of wanted rows
-
-  float* residual() const { return static_cast<float*>(x->data()); }
 };
 
 // What the checkpoint says about attention in one layer, without reach.

@@ -1,12 +1,27 @@
 #include "models/head_report.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/thread_pool.h"
 #include "kernels/int4.h"
 #include "models/spectral.h"
 
 namespace bam {
+
+namespace {
+
+// As weights are packed (kernels/cpu/gemm_pack.cpp): one scale per row.
+void round_rows_to_int8(std::vector<float>& rows, int64_t length) {
+  for (auto row = rows.begin(); row != rows.end(); row += length) {
+    float largest = 0;
+    for (auto w = row; w != row + length; ++w) largest = std::max(largest, std::fabs(*w));
+    if (largest == 0) continue;
+    for (auto w = row; w != row + length; ++w) *w = std::nearbyint(*w * (127.0f / largest)) * (largest / 127.0f);
+  }
+}
+
+}  // namespace
 
 AttentionSpec attention_spec(const ModelConfig& config, const LayerWeights& weights, int layer) {
   AttentionSpec spec;
@@ -50,12 +65,13 @@ AttentionSpec attention_spec(const ModelConfig& config, const LayerWeights& weig
 std::vector<HeadReport> report_heads(const ModelConfig& config, const LayerWeights& weights, const AttentionSpec& spec,
                                      DType weight_dtype, double epsilon, double rounding_margin) {
   const std::vector<float> norm = weights.attention_norm.to_f32(), wq = weights.wq.to_f32(), wk = weights.wk.to_f32();
-  // Four bits change a matrix more than any margin would cover: the bound is of the weights that will be used.
-  const bool to_int4 = weight_dtype == DType::kI4;
+  // Codes change a matrix more than a margin would cover: the bound is of the weights that will be used.
+  const bool to_int4 = weight_dtype == DType::kI4, to_int8 = weight_dtype == DType::kI8;
   const int64_t block = config.head_dim * config.hidden_size;
   const int64_t group = config.num_heads / config.num_kv_heads;
   const auto rows_of = [&](const WeightView& view, const std::vector<float>& matrix, int64_t head) {
     std::vector<float> rows(matrix.begin() + head * block, matrix.begin() + (head + 1) * block);
+    if (to_int8) round_rows_to_int8(rows, config.hidden_size);
     if (!to_int4 || view.dtype == DType::kI4) return rows;
     Int4Row row(config.hidden_size);
     for (auto at = rows.begin(); at != rows.end(); at += config.hidden_size) {
@@ -64,9 +80,9 @@ std::vector<HeadReport> report_heads(const ModelConfig& config, const LayerWeigh
     }
     return rows;
   };
-  // The cache stores rounded keys and the activations carry rounding too; 1 % is far more than both.
-  const double margin =
-      1.01 * (weight_dtype == DType::kI8 || weight_dtype == DType::kI4 ? 1.05 : 1.0) * rounding_margin;
+  // 16- and 32-bit activations and keys carry rounding, too; 1 % is far more than both.
+  const double margin = 1.01 * rounding_margin;
+  const auto bound = to_int4 || to_int8 ? rounded_logit_bound : logit_bound;
   std::vector<HeadReport> reports(static_cast<size_t>(config.num_heads));
   ThreadPool pool(static_cast<int>(std::min<int64_t>(available_cores(), config.num_heads)));
   pool.parallel_for(config.num_heads, [&](int64_t h, int) {
@@ -80,8 +96,8 @@ std::vector<HeadReport> report_heads(const ModelConfig& config, const LayerWeigh
       report.theta_mu = prior.theta_mu;
     }
     report.seq_scale = spec.seq_scale_of(static_cast<int>(h));
-    report.logit_bound = margin * logit_bound(rows_of(weights.wq, wq, h), rows_of(weights.wk, wk, h / group), norm,
-                                              config.head_dim, config.hidden_size, spec.rotates());
+    report.logit_bound = margin * bound(rows_of(weights.wq, wq, h), rows_of(weights.wk, wk, h / group), norm,
+                                        config.head_dim, config.hidden_size, spec.rotates());
     report.reach = static_reach(spec, static_cast<int>(h), report.logit_bound, epsilon, kMaxPositions);
   });
   return reports;

@@ -90,6 +90,30 @@ double logit_bound(const std::vector<float>& wq, const std::vector<float>& wk, c
   return std::sqrt(spectral_radius_bound(multiply(q, k, head_dim), head_dim)) * scale * kWiden;
 }
 
+double rounded_logit_bound(const std::vector<float>& wq, const std::vector<float>& wk, const std::vector<float>& norm,
+                           int64_t head_dim, int64_t hidden, bool rotated) {
+  const double exact = logit_bound(wq, wk, norm, head_dim, hidden, rotated);
+  // Rounding knows nothing of the norm's weights: what it adds is bounded with the largest of them everywhere.
+  float largest = 0, smallest = INFINITY;
+  for (const float w : norm) {
+    largest = std::max(largest, std::fabs(w));
+    smallest = std::min(smallest, std::fabs(w));
+  }
+  const std::vector<float> flat(norm.size(), largest);
+  const double even = largest == smallest ? exact : logit_bound(wq, wk, flat, head_dim, hidden, rotated);
+  // A step is s = m / 127 with m the largest number, which is a code itself. An error is at most s / 2 and at most the
+  // number, so the most that all errors can be beside |x| is where all other numbers are s / 2.
+  const double others = static_cast<double>(hidden - 1);
+  const double error = std::sqrt(others / (254.0 * 254.0 + others));
+  // By itself a rounded row is longest beside |x| where all others are (k + 1/2) s and become (k + 1) s, for one k.
+  double growth = 1;
+  for (int k = 0; k < 127; ++k) {
+    growth =
+        std::max(growth, (127.0 * 127 + others * (k + 1) * (k + 1)) / (127.0 * 127 + others * (k + 0.5) * (k + 0.5)));
+  }
+  return std::min(exact + (2 * error + error * error) * even, growth * even);
+}
+
 int64_t static_reach(const AttentionSpec& spec, int head, double bound, double epsilon, int64_t max_positions) {
   if (spec.window >= 0) return spec.window;
   const HeadBias& bias = spec.bias_of(head);

@@ -14,6 +14,11 @@ namespace bam {
 double logit_bound(const std::vector<float>& wq, const std::vector<float>& wk, const std::vector<float>& norm,
                    int64_t head_dim, int64_t hidden, bool rotated);
 
+// The same where rows of normalised activations are rounded to codes of max|x| / 127 before they are multiplied. Rounding
+// is not small beside large rows of small numbers: it can double a number of half a step.
+double rounded_logit_bound(const std::vector<float>& wq, const std::vector<float>& wk, const std::vector<float>& norm,
+                           int64_t head_dim, int64_t hidden, bool rotated);
+
 // R_h: smallest distance beyond which keys hold less than epsilon of any query's softmax mass, for every context length
 // up to max_positions; -1 when there is none.
 int64_t static_reach(const AttentionSpec& spec, int head, double logit_bound, double epsilon, int64_t max_positions);

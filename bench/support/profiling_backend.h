@@ -52,53 +52,57 @@ class ProfilingBackend final : public Backend {
   }
   void begin_step(const StepInput& step) override { inner_->begin_step(step); }
   void abandon_step() noexcept override { inner_->abandon_step(); }
-  void embed(const HostMatrix& table, std::span<const int32_t> tokens, float* x) override {
-    timed("embedding", [&] { inner_->embed(table, tokens, x); });
-  }
-  void add_sinusoidal(std::span<const SequenceRows> sequences, double theta, int64_t hidden, float* x) override {
-    timed("sinusoidal", [&] { inner_->add_sinusoidal(sequences, theta, hidden, x); });
-  }
-  void rms_norm(const float* x, const DeviceBuffer& weight, float eps, int64_t rows, int64_t hidden,
-                void* out) override {
-    timed("rms_norm", [&] { inner_->rms_norm(x, weight, eps, rows, hidden, out); });
-  }
-  void linear(const LinearWeights& weights, const void* in, int64_t rows, void* out) override {
-    timed_linear("linear", weights, rows, [&] { inner_->linear(weights, in, rows, out); });
-  }
-  void linear_add(const LinearWeights& weights, const void* in, int64_t rows, float* residual) override {
-    timed_linear("linear_add", weights, rows, [&] { inner_->linear_add(weights, in, rows, residual); });
-  }
-  void linear_logits(const LinearWeights& weights, const void* in, int64_t rows, float* logits) override {
-    timed_linear("logits", weights, rows, [&] { inner_->linear_logits(weights, in, rows, logits); });
-  }
-  void swiglu(const void* in, int64_t rows, int64_t intermediate, void* out) override {
-    timed("swiglu", [&] { inner_->swiglu(in, rows, intermediate, out); });
-  }
-  void write_kv(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> sequences,
-                void* qkv) override {
-    timed("write_kv", [&] { inner_->write_kv(layer, kv, sequences, qkv); });
-  }
-  void attention(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> queries,
-                 std::span<const int32_t> query_rows, const void* qkv, const AttentionOptions& options, void* out,
-                 std::span<AttentionCounters> per_head) override {
-    timed("attention", [&] { inner_->attention(layer, kv, queries, query_rows, qkv, options, out, per_head); });
-  }
-  void write_and_attend(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> sequences,
-                        void* qkv, const AttentionOptions& options, void* out,
-                        std::span<AttentionCounters> per_head) override {
-    timed("write_and_attend", [&] { inner_->write_and_attend(layer, kv, sequences, qkv, options, out, per_head); });
-  }
-  void gather_rows(const float* in, std::span<const int32_t> rows, int64_t hidden, float* out) override {
-    timed("gather_rows", [&] { inner_->gather_rows(in, rows, hidden, out); });
-  }
-  void read_floats(const float* device, std::span<float> host) override { inner_->read_floats(device, host); }
-  void read_operands(const void* device, std::span<float> host) override { inner_->read_operands(device, host); }
   void copy_page(const KvCacheView& kv, int32_t from, int32_t to) override { inner_->copy_page(kv, from, to); }
   void read_page(const KvCacheView& kv, int32_t page, std::span<std::byte> out) override {
     inner_->read_page(kv, page, out);
   }
   void write_page(const KvCacheView& kv, int32_t page, std::span<const std::byte> in) override {
     inner_->write_page(kv, page, in);
+  }
+
+ protected:
+  void do_embed(const HostMatrix& table, std::span<const int32_t> tokens, FloatRows x) override {
+    timed("embedding", [&] { inner_->embed(table, tokens, x); });
+  }
+  void do_load_rows(std::span<const float> host, FloatRows x) override { inner_->load_rows(host, x); }
+  void do_add_sinusoidal(std::span<const SequenceRows> sequences, double theta, FloatRows x) override {
+    timed("sinusoidal", [&] { inner_->add_sinusoidal(sequences, theta, x); });
+  }
+  void do_rms_norm(ConstFloatRows x, const DeviceBuffer& weight, float eps, OperandRows out) override {
+    timed("rms_norm", [&] { inner_->rms_norm(x, weight, eps, out); });
+  }
+  void do_linear(const LinearWeights& weights, ConstOperandRows in, OperandRows out) override {
+    timed_linear("linear", weights, in.count, [&] { inner_->linear(weights, in, out); });
+  }
+  void do_linear_add(const LinearWeights& weights, ConstOperandRows in, FloatRows residual) override {
+    timed_linear("linear_add", weights, in.count, [&] { inner_->linear_add(weights, in, residual); });
+  }
+  void do_linear_logits(const LinearWeights& weights, ConstOperandRows in, FloatRows logits) override {
+    timed_linear("logits", weights, in.count, [&] { inner_->linear_logits(weights, in, logits); });
+  }
+  void do_swiglu(ConstOperandRows in, OperandRows out) override {
+    timed("swiglu", [&] { inner_->swiglu(in, out); });
+  }
+  void do_write_kv(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> sequences,
+                   OperandRows qkv) override {
+    timed("write_kv", [&] { inner_->write_kv(layer, kv, sequences, qkv); });
+  }
+  void do_attention(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> queries,
+                    std::span<const int32_t> query_rows, ConstOperandRows qkv, const AttentionOptions& options,
+                    OperandRows out, std::span<AttentionCounters> per_head) override {
+    timed("attention", [&] { inner_->attention(layer, kv, queries, query_rows, qkv, options, out, per_head); });
+  }
+  void do_write_and_attend(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> sequences,
+                           OperandRows qkv, const AttentionOptions& options, OperandRows out,
+                           std::span<AttentionCounters> per_head) override {
+    timed("write_and_attend", [&] { inner_->write_and_attend(layer, kv, sequences, qkv, options, out, per_head); });
+  }
+  void do_gather_rows(ConstFloatRows in, std::span<const int32_t> rows, FloatRows out) override {
+    timed("gather_rows", [&] { inner_->gather_rows(in, rows, out); });
+  }
+  void do_read_floats(ConstFloatRows device, std::span<float> host) override { inner_->read_floats(device, host); }
+  void do_read_operands(ConstOperandRows device, std::span<float> host) override {
+    inner_->read_operands(device, host);
   }
 
  private:

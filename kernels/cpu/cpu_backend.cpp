@@ -83,7 +83,7 @@ constexpr int64_t kRowBlockMin = 96, kRowBlockMax = 192;
 
 }  // namespace
 
-CpuBackend::CpuBackend(const BackendOptions& options) : pool_(options.num_threads) {
+CpuBackend::CpuBackend(const BackendOptions& options) : pool_(options.num_threads), planner_(pool_.num_threads()) {
   isa_name_ = choose_isa(options.isa);
   gemm_ = gemm_kernels();
   attention_ = attention_kernels();
@@ -190,16 +190,17 @@ std::unique_ptr<DeviceBuffer> CpuBackend::make_vector(std::span<const float> val
   return buffer;
 }
 
-void CpuBackend::embed(const HostMatrix& table, std::span<const int32_t> tokens, float* x) {
+void CpuBackend::do_embed(const HostMatrix& table, std::span<const int32_t> tokens, FloatRows x) {
   for (size_t r = 0; r < tokens.size(); ++r) {
-    load_row(table, tokens[r], x + static_cast<int64_t>(r) * table.cols);
+    load_row(table, tokens[r], x.data + static_cast<int64_t>(r) * table.cols);
   }
 }
 
-void CpuBackend::add_sinusoidal(std::span<const SequenceRows> sequences, double theta, int64_t hidden, float* x) {
+void CpuBackend::do_add_sinusoidal(std::span<const SequenceRows> sequences, double theta, FloatRows x) {
+  const int64_t hidden = x.width;
   for (const SequenceRows& seq : sequences) {
     pool_.parallel_for(seq.num_rows, [&](int64_t r, int) {
-      float* row = x + (seq.row_begin + r) * hidden;
+      float* row = x.data + (seq.row_begin + r) * hidden;
       const auto position = static_cast<double>(seq.start_pos + r);
       for (int64_t d = 0; d < hidden; ++d) {
         const double angle =
@@ -222,32 +223,33 @@ void CpuBackend::for_rows(int64_t rows, int64_t width, const Fn& fn) {
   });
 }
 
-void CpuBackend::rms_norm(const float* x, const DeviceBuffer& weight, float eps, int64_t rows, int64_t hidden,
-                          void* out) {
+void CpuBackend::do_rms_norm(ConstFloatRows x, const DeviceBuffer& weight, float eps, OperandRows out) {
   const float* w = static_cast<const CpuBuffer&>(weight).memory.as<float>();
-  for_rows(rows, hidden, [&](int64_t r) {
-    elementwise_.rms_norm(x + r * hidden, w, eps, hidden, static_cast<float*>(out) + r * hidden);
+  float* to = static_cast<float*>(out.data);
+  for_rows(x.count, x.width,
+           [&](int64_t r) { elementwise_.rms_norm(x.data + r * x.width, w, eps, x.width, to + r * x.width); });
+}
+
+void CpuBackend::do_swiglu(ConstOperandRows in, OperandRows out) {
+  const float* gate_up = static_cast<const float*>(in.data);
+  float* to = static_cast<float*>(out.data);
+  for_rows(in.count, in.width, [&](int64_t r) {
+    const float* gate = gate_up + r * in.width;
+    elementwise_.swiglu(gate, gate + out.width, out.width, to + r * out.width);
   });
 }
 
-void CpuBackend::swiglu(const void* in, int64_t rows, int64_t intermediate, void* out) {
-  const float* gate_up = static_cast<const float*>(in);
-  for_rows(rows, 2 * intermediate, [&](int64_t r) {
-    const float* gate = gate_up + r * 2 * intermediate;
-    elementwise_.swiglu(gate, gate + intermediate, intermediate, static_cast<float*>(out) + r * intermediate);
-  });
+void CpuBackend::do_linear(const LinearWeights& weights, ConstOperandRows in, OperandRows out) {
+  gemm(static_cast<const CpuLinear&>(weights), static_cast<const float*>(in.data), in.count,
+       static_cast<float*>(out.data), false);
 }
 
-void CpuBackend::linear(const LinearWeights& weights, const void* in, int64_t rows, void* out) {
-  gemm(static_cast<const CpuLinear&>(weights), static_cast<const float*>(in), rows, static_cast<float*>(out), false);
+void CpuBackend::do_linear_add(const LinearWeights& weights, ConstOperandRows in, FloatRows residual) {
+  gemm(static_cast<const CpuLinear&>(weights), static_cast<const float*>(in.data), in.count, residual.data, true);
 }
 
-void CpuBackend::linear_add(const LinearWeights& weights, const void* in, int64_t rows, float* residual) {
-  gemm(static_cast<const CpuLinear&>(weights), static_cast<const float*>(in), rows, residual, true);
-}
-
-void CpuBackend::linear_logits(const LinearWeights& weights, const void* in, int64_t rows, float* logits) {
-  gemm(static_cast<const CpuLinear&>(weights), static_cast<const float*>(in), rows, logits, false);
+void CpuBackend::do_linear_logits(const LinearWeights& weights, ConstOperandRows in, FloatRows logits) {
+  gemm(static_cast<const CpuLinear&>(weights), static_cast<const float*>(in.data), in.count, logits.data, false);
 }
 
 void CpuBackend::gemm(const CpuLinear& weights, const float* in, int64_t rows, float* out, bool accumulate) {
@@ -353,15 +355,15 @@ const uint8_t* CpuBackend::round_rows(const CpuLinear& weights, const float* in,
   return rounded_.as<uint8_t>();
 }
 
-void CpuBackend::gather_rows(const float* in, std::span<const int32_t> rows, int64_t hidden, float* out) {
+void CpuBackend::do_gather_rows(ConstFloatRows in, std::span<const int32_t> rows, FloatRows out) {
   for (size_t r = 0; r < rows.size(); ++r) {
-    std::memcpy(out + static_cast<int64_t>(r) * hidden, in + int64_t{rows[r]} * hidden,
-                static_cast<size_t>(hidden) * sizeof(float));
+    std::memcpy(out.data + static_cast<int64_t>(r) * out.width, in.data + int64_t{rows[r]} * in.width,
+                static_cast<size_t>(in.width) * sizeof(float));
   }
 }
 
-void CpuBackend::read_floats(const float* device, std::span<float> host) {
-  if (device != host.data()) std::memcpy(host.data(), device, host.size_bytes());
+void CpuBackend::do_read_floats(ConstFloatRows device, std::span<float> host) {
+  if (device.data != host.data()) std::memcpy(host.data(), device.data, host.size_bytes());
 }
 
 void CpuBackend::copy_page(const KvCacheView& kv, int32_t from, int32_t to) {

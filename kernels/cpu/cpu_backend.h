@@ -11,6 +11,7 @@
 #include "base/thread_pool.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/attention.h"
+#include "kernels/cpu/attention_plan.h"
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/gemm_bf16.h"
@@ -42,7 +43,8 @@ struct CpuLinear final : LinearWeights {
 };
 
 struct CpuAttention final : AttentionLayer {
-  AttentionSpec spec;
+  using AttentionLayer::AttentionLayer;
+  int shape = 0;                                   // for the planner
   std::vector<std::shared_ptr<BiasTable>> tables;  // [heads], null without a bias
   std::shared_ptr<const RopeTable> rope;           // null: no rotation
   std::vector<HeadInfo> heads;                     // [heads]
@@ -68,56 +70,33 @@ class CpuBackend final : public Backend {
   std::unique_ptr<DeviceBuffer> make_vector(std::span<const float> values) override;
   std::unique_ptr<AttentionLayer> make_attention(const AttentionSpec& spec) override;
   void reserve_positions(std::span<AttentionLayer* const> layers, int64_t num_positions) override;
-  void embed(const HostMatrix& table, std::span<const int32_t> tokens, float* x) override;
-  void add_sinusoidal(std::span<const SequenceRows> sequences, double theta, int64_t hidden, float* x) override;
-  void rms_norm(const float* x, const DeviceBuffer& weight, float eps, int64_t rows, int64_t hidden,
-                void* out) override;
-  void linear(const LinearWeights& weights, const void* in, int64_t rows, void* out) override;
-  void linear_add(const LinearWeights& weights, const void* in, int64_t rows, float* residual) override;
-  void linear_logits(const LinearWeights& weights, const void* in, int64_t rows, float* logits) override;
-  void swiglu(const void* in, int64_t rows, int64_t intermediate, void* out) override;
-  void write_kv(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> sequences,
-                void* qkv) override;
-  void attention(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> queries,
-                 std::span<const int32_t> query_rows, const void* qkv, const AttentionOptions& options, void* out,
-                 std::span<AttentionCounters> per_head) override;
-  void write_and_attend(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> sequences,
-                        void* qkv, const AttentionOptions& options, void* out,
-                        std::span<AttentionCounters> per_head) override;
-  void gather_rows(const float* in, std::span<const int32_t> rows, int64_t hidden, float* out) override;
-  void read_floats(const float* device, std::span<float> host) override;
-  void read_operands(const void* device, std::span<float> host) override {
-    read_floats(static_cast<const float*>(device), host);
-  }
   void copy_page(const KvCacheView& kv, int32_t from, int32_t to) override;
   void read_page(const KvCacheView& kv, int32_t page, std::span<std::byte> out) override;
   void write_page(const KvCacheView& kv, int32_t page, std::span<const std::byte> in) override;
 
+ protected:
+  void do_embed(const HostMatrix& table, std::span<const int32_t> tokens, FloatRows x) override;
+  void do_add_sinusoidal(std::span<const SequenceRows> sequences, double theta, FloatRows x) override;
+  void do_rms_norm(ConstFloatRows x, const DeviceBuffer& weight, float eps, OperandRows out) override;
+  void do_linear(const LinearWeights& weights, ConstOperandRows in, OperandRows out) override;
+  void do_linear_add(const LinearWeights& weights, ConstOperandRows in, FloatRows residual) override;
+  void do_linear_logits(const LinearWeights& weights, ConstOperandRows in, FloatRows logits) override;
+  void do_swiglu(ConstOperandRows in, OperandRows out) override;
+  void do_write_kv(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> sequences,
+                   OperandRows qkv) override;
+  void do_attention(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> queries,
+                    std::span<const int32_t> query_rows, ConstOperandRows qkv, const AttentionOptions& options,
+                    OperandRows out, std::span<AttentionCounters> per_head) override;
+  void do_write_and_attend(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> sequences,
+                           OperandRows qkv, const AttentionOptions& options, OperandRows out,
+                           std::span<AttentionCounters> per_head) override;
+  void do_gather_rows(ConstFloatRows in, std::span<const int32_t> rows, FloatRows out) override;
+  void do_read_floats(ConstFloatRows device, std::span<float> host) override;
+  void do_read_operands(ConstOperandRows device, std::span<float> host) override {
+    do_read_floats({static_cast<const float*>(device.data), device.count, device.width}, host);
+  }
+
  private:
-  // One block of query rows: positions of one sequence inside one tile, all query heads of one KV head.
-  struct Block {
-    const SequenceRows* sequence;
-    int64_t first_row;  // of the sequence's rows
-    int num_positions;
-    int kv_head;
-    int first_head, num_heads;          // query heads taken together
-    int64_t diagonal_tile, first_tile;  // tiles [first_tile, diagonal_tile] may be visited
-    bool bounded;                       // every head has a finite reach
-    bool writes = false;                // its one key and value must be stored first
-    int64_t first_part = -1;            // split blocks: index of the anchor's state, then one per segment
-    int64_t first_segment() const { return first_tile / kSegmentTiles; }
-    int64_t last_segment() const { return num_segments(diagonal_tile); }
-  };
-  struct Task {
-    int32_t block;
-    int32_t num_blocks;  // small blocks are taken several at a time
-    int64_t segment;     // -1: whole blocks
-  };
-  // A tile that rows of a step are written to.
-  struct WrittenTile {
-    const SequenceRows* sequence;
-    int64_t tile;
-  };
   struct Worker;
 
   template <typename Fn>
@@ -125,28 +104,42 @@ class CpuBackend final : public Backend {
   void gemm(const CpuLinear& weights, const float* in, int64_t rows, float* out, bool accumulate);
   // Activations in the format that quantised weights or pairs want, in rounded_; null: they stay float32.
   const uint8_t* round_rows(const CpuLinear& weights, const float* in, int64_t rows, int64_t row_bytes);
-  void plan_writes(const SequenceRows& seq);
-  void write_planned(const CpuAttention& layer, const KvCacheView& kv, float* qkv);
-  void write_tile(const CpuAttention& layer, const KvCacheView& kv, const WrittenTile& written, int head, float* qkv);
+  // One call of attention() or write_and_attend().
+  struct Call {
+    const CpuAttention& layer;
+    const KvCacheView& kv;
+    const AttentionPlan& plan;
+    std::span<const SequenceRows> sequences;
+    std::span<const int32_t> query_rows;
+    const float* qkv;
+    float* write_from;  // qkv again if some blocks have to write
+    const AttentionOptions& options;
+    float* out;
+
+    const SequenceRows& sequence_of(const QueryBlock& block) const {
+      return sequences[static_cast<size_t>(block.sequence)];
+    }
+  };
+
+  void write_planned(const CpuAttention& layer, const KvCacheView& kv, std::span<const SequenceRows> sequences,
+                     const WritePlan& plan, float* qkv);
+  void write_tile(const CpuAttention& layer, const KvCacheView& kv, const SequenceRows& seq, int64_t tile_index,
+                  int head, float* qkv);
   // Norm maxima chain from tile to tile, super boxes need 16 finished tiles: in order, one thread per head.
   void chain_stats(const CpuAttention& layer, const KvCacheView& kv, const SequenceRows& seq, int head);
-  void plan_blocks(const CpuAttention& layer, std::span<const SequenceRows> queries, const AttentionOptions& options);
-  void plan_tasks(int padded_dim);
-  void plan_whole_blocks(size_t first, size_t end);
-  void fetch_block(const CpuAttention& layer, const KvCacheView& kv, const Block& block) const;
-  // Carries out the plan. write_from: qkv again if some blocks have to write.
-  void attend(const CpuAttention& layer, const KvCacheView& kv, std::span<const int32_t> query_rows, const float* qkv,
-              float* write_from, const AttentionOptions& options, float* out, std::span<AttentionCounters> per_head);
-  void attend_whole(const AttentionItem& item, const Block& block, Worker& worker) const;
+  void fetch_block(const Call& call, const QueryBlock& block) const;
+  void attend(const Call& call, std::span<AttentionCounters> per_head);
+  void attend_anchors(const Call& call);
+  void attend_block(const Call& call, const QueryBlock& block, int64_t segment, const QueryBlock* following,
+                    Worker& worker);
+  void attend_whole(const AttentionItem& item, const QueryBlock& block, Worker& worker) const;
+  void merge_parts(const Call& call, std::span<AttentionCounters> per_head);
   SoftmaxState part_state(int64_t part, int padded_dim);
-  void load_block(const CpuAttention& layer, const KvCacheView& kv, const Block& block,
-                  std::span<const int32_t> query_rows, const float* qkv, const AttentionOptions& options,
-                  Worker& worker, AttentionItem& item) const;
-  static void count_left_out(const Block& block, const SoftmaxState& state, std::span<AttentionCounters> heads);
-  void add_counters(const CpuAttention& layer, std::span<AttentionCounters> per_head) const;
-  void count_block(const Block& block, Worker& worker) const;
-  void store_block(const CpuAttention& layer, const Block& block, const SoftmaxState& state, int padded_dim,
-                   float* out) const;
+  void load_block(const Call& call, const QueryBlock& block, Worker& worker, AttentionItem& item) const;
+  static void count_left_out(const QueryBlock& block, const SoftmaxState& state, std::span<AttentionCounters> heads);
+  void add_counters(const Call& call, std::span<AttentionCounters> per_head) const;
+  void count_block(const QueryBlock& block, Worker& worker) const;
+  void store_block(const Call& call, const QueryBlock& block, const SoftmaxState& state) const;
   void ensure_workers(int padded_dim);
   // Scratch of every worker for a matrix product of this depth.
   void ensure_unpack(const CpuLinear& weights);
@@ -168,10 +161,8 @@ class CpuBackend final : public Backend {
   MemoryArena arena_;   // weights and activations
   LazyMemory rounded_;  // int8 or bfloat16 activations of one call
   std::vector<float> rounded_scale_;
-  std::vector<WrittenTile> written_;
-  std::vector<const SequenceRows*> completing_;  // sequences that finish a tile in this step
-  std::vector<Block> blocks_;
-  std::vector<Task> tasks_;
+  AttentionPlanner planner_;
+  WritePlan writes_;                 // of write_kv()
   std::vector<float> partial_;       // states of split blocks
   std::vector<AnchorInfo> anchors_;  // per part; only those of anchors are used
   // Equal heads share a table (a global prior, ALiBi) of the same limit.

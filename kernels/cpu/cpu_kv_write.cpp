@@ -6,15 +6,14 @@
 
 namespace bam::cpu {
 
-void CpuBackend::write_tile(const CpuAttention& layer, const KvCacheView& kv, const WrittenTile& written, int head,
-                            float* qkv) {
+void CpuBackend::write_tile(const CpuAttention& layer, const KvCacheView& kv, const SequenceRows& seq,
+                            int64_t tile_index, int head, float* qkv) {
   const AttentionSpec& spec = layer.spec;
-  const SequenceRows& seq = *written.sequence;
-  const int64_t ld = int64_t{spec.num_heads + 2 * spec.num_kv_heads} * spec.head_dim;
+  const int64_t ld = spec.qkv_width();
   const int64_t k_begin = int64_t{spec.num_heads + head} * spec.head_dim;
   const int64_t v_begin = k_begin + int64_t{spec.num_kv_heads} * spec.head_dim;
-  const int64_t begin = std::max(seq.start_pos, written.tile * kTileKeys);
-  const int64_t end = std::min(seq.start_pos + seq.num_rows, (written.tile + 1) * kTileKeys);
+  const int64_t begin = std::max(seq.start_pos, tile_index * kTileKeys);
+  const int64_t end = std::min(seq.start_pos + seq.num_rows, (tile_index + 1) * kTileKeys);
   float* row = qkv + (seq.row_begin + begin - seq.start_pos) * ld;
   if (layer.rope != nullptr) {
     const int group = spec.num_heads / spec.num_kv_heads;
@@ -25,8 +24,8 @@ void CpuBackend::write_tile(const CpuAttention& layer, const KvCacheView& kv, co
     }
   }
   const int32_t* pages = seq.block_table + (spec.first_group + head) * seq.table_stride;
-  BAM_CHECK(pages[written.tile / kv.layout.tiles_per_page()] != kNoPage);
-  std::byte* tile = tile_at(kv.layout, kv.base, pages, written.tile);
+  BAM_CHECK(pages[tile_index / kv.layout.tiles_per_page()] != kNoPage);
+  std::byte* tile = tile_at(kv.layout, kv.base, pages, tile_index);
   kv_store_.store_tile_rows(kv.layout, tile, static_cast<int>(begin % kTileKeys),
                             {.k = row + k_begin,
                              .v = row + v_begin,
@@ -53,34 +52,30 @@ void CpuBackend::chain_stats(const CpuAttention& layer, const KvCacheView& kv, c
   }
 }
 
-void CpuBackend::plan_writes(const SequenceRows& seq) {
-  const int64_t first = seq.start_pos / kTileKeys, end = (seq.start_pos + seq.num_rows) / kTileKeys;
-  for (int64_t t = first; t * kTileKeys < seq.start_pos + seq.num_rows; ++t) written_.push_back({&seq, t});
-  if (end > first) completing_.push_back(&seq);
-}
-
-void CpuBackend::write_planned(const CpuAttention& layer, const KvCacheView& kv, float* qkv) {
+void CpuBackend::write_planned(const CpuAttention& layer, const KvCacheView& kv,
+                               std::span<const SequenceRows> sequences, const WritePlan& plan, float* qkv) {
   // One row of one head is too little to hand out by itself when there are many.
-  const int64_t heads = layer.spec.num_kv_heads, tiles = static_cast<int64_t>(written_.size());
+  const int64_t heads = layer.spec.num_kv_heads, tiles = static_cast<int64_t>(plan.tiles.size());
   const int64_t heads_at_once = tiles >= 8 * pool_.num_threads() ? heads : 1;
   const int64_t groups = (heads + heads_at_once - 1) / heads_at_once;
   pool_.parallel_for(tiles * groups, [&](int64_t item, int) {
-    const WrittenTile& written = written_[static_cast<size_t>(item / groups)];
+    const WrittenTile& written = plan.tiles[static_cast<size_t>(item / groups)];
+    const SequenceRows& seq = sequences[static_cast<size_t>(written.sequence)];
     const int64_t first = item % groups * heads_at_once;
     for (int64_t h = first; h < std::min(first + heads_at_once, heads); ++h)
-      write_tile(layer, kv, written, static_cast<int>(h), qkv);
+      write_tile(layer, kv, seq, written.tile, static_cast<int>(h), qkv);
   });
-  pool_.parallel_for(static_cast<int64_t>(completing_.size()) * heads, [&](int64_t item, int) {
-    chain_stats(layer, kv, *completing_[static_cast<size_t>(item / heads)], static_cast<int>(item % heads));
+  pool_.parallel_for(static_cast<int64_t>(plan.completing.size()) * heads, [&](int64_t item, int) {
+    const int32_t sequence = plan.completing[static_cast<size_t>(item / heads)];
+    chain_stats(layer, kv, sequences[static_cast<size_t>(sequence)], static_cast<int>(item % heads));
   });
 }
 
-void CpuBackend::write_kv(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> sequences,
-                          void* qkv) {
-  written_.clear();
-  completing_.clear();
-  for (const SequenceRows& seq : sequences) plan_writes(seq);
-  write_planned(static_cast<const CpuAttention&>(layer), kv, static_cast<float*>(qkv));
+void CpuBackend::do_write_kv(const AttentionLayer& layer, const KvCacheView& kv,
+                             std::span<const SequenceRows> sequences, OperandRows qkv) {
+  writes_.clear();
+  for (size_t s = 0; s < sequences.size(); ++s) writes_.add(sequences, s);
+  write_planned(static_cast<const CpuAttention&>(layer), kv, sequences, writes_, static_cast<float*>(qkv.data));
 }
 
 }  // namespace bam::cpu

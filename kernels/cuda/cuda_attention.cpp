@@ -49,8 +49,7 @@ CudaAttention::~CudaAttention() {
 
 std::unique_ptr<AttentionLayer> CudaBackend::make_attention(const AttentionSpec& spec) {
   const auto device = context_.enter();
-  auto layer = std::make_unique<CudaAttention>(*this);
-  layer->spec = spec;
+  auto layer = std::make_unique<CudaAttention>(*this, spec);
   for (int h = 0; h < spec.num_heads; ++h) {
     layer->heads.push_back(head_params(spec, h));
     std::shared_ptr<BiasTable> table;
@@ -219,8 +218,8 @@ CudaBackend::Table CudaBackend::upload_table(const AttentionSpec& spec, const Se
   return table;
 }
 
-void CudaBackend::write_kv(const AttentionLayer& attention_layer, const KvCacheView& kv,
-                           std::span<const SequenceRows> sequences, void* qkv) {
+void CudaBackend::do_write_kv(const AttentionLayer& attention_layer, const KvCacheView& kv,
+                              std::span<const SequenceRows> sequences, OperandRows qkv) {
   const auto device = context_.enter();
   const auto& layer = static_cast<const CudaAttention&>(attention_layer);
   std::vector<KvWriteItem> items;
@@ -243,8 +242,12 @@ void CudaBackend::write_kv(const AttentionLayer& attention_layer, const KvCacheV
       chains.push_back({table.device, stride, static_cast<int>(first_tile), static_cast<int>(full_end)});
     }
   }
-  const KvWriteArgs args{
-      kv_pages(kv), layer.rope, qkv, layer.spec.num_heads, layer.spec.num_kv_heads, layer.super_heads.as<uint8_t>()};
+  const KvWriteArgs args{kv_pages(kv),
+                         layer.rope,
+                         qkv.data,
+                         layer.spec.num_heads,
+                         layer.spec.num_kv_heads,
+                         layer.super_heads.as<uint8_t>()};
   const KvWriteItem* device_items = upload(std::span<const KvWriteItem>(items));
   const KvChainItem* device_chains = upload(std::span<const KvChainItem>(chains));
   write_kv_rows(args, operand_, device_items, static_cast<int>(items.size()), device_chains,
@@ -399,23 +402,23 @@ void CudaBackend::run_class(BlockClass& of, bool bounded, AttentionArgs args) {
   }
 }
 
-void CudaBackend::attention(const AttentionLayer& attention_layer, const KvCacheView& kv,
-                            std::span<const SequenceRows> queries, std::span<const int32_t> query_rows, const void* qkv,
-                            const AttentionOptions& options, void* out, std::span<AttentionCounters> per_head) {
+void CudaBackend::do_attention(const AttentionLayer& attention_layer, const KvCacheView& kv,
+                               std::span<const SequenceRows> queries, std::span<const int32_t> query_rows,
+                               ConstOperandRows qkv, const AttentionOptions& options, OperandRows out,
+                               std::span<AttentionCounters> per_head) {
   const auto device = context_.enter();
   const auto& layer = static_cast<const CudaAttention&>(attention_layer);
   const AttentionSpec& spec = layer.spec;
-  BAM_CHECK(per_head.size() == static_cast<size_t>(spec.num_heads));
   layer.counters->target = per_head;
   plan_blocks(layer, kv.layout, queries, options);
   AttentionArgs args;
   args.kv = kv_pages(kv);
   args.heads = layer.head_params.as<HeadParams>();
   args.query_rows = query_rows.empty() ? nullptr : upload(query_rows);
-  args.qkv = qkv;
-  args.qkv_stride = int64_t{spec.num_heads + 2 * spec.num_kv_heads} * spec.head_dim;
-  args.out = out;
-  args.out_stride = int64_t{spec.num_heads} * spec.head_dim;
+  args.qkv = qkv.data;
+  args.qkv_stride = qkv.width;
+  args.out = out.data;
+  args.out_stride = out.width;
   args.operand = operand_;
   args.query = on_tensor_cores(kv.layout) ? attention_mma_format(kv.layout) : DType::kF32;
   args.window = static_cast<int>(spec.window);

@@ -221,63 +221,63 @@ void CudaBackend::begin_rows() {
 }
 
 // The rows are as large as the results of a step: such steps are not recorded as graphs.
-void CudaBackend::load_rows(std::span<const float> host, float* x) {
+void CudaBackend::do_load_rows(std::span<const float> host, FloatRows x) {
   const auto device = context_.enter();
   begin_rows();
-  uploads_.copy(x, host.data(), host.size_bytes(), stream_.get());
+  uploads_.copy(x.data, host.data(), host.size_bytes(), stream_.get());
 }
 
-void CudaBackend::embed(const HostMatrix& table, std::span<const int32_t> tokens, float* x) {
+void CudaBackend::do_embed(const HostMatrix& table, std::span<const int32_t> tokens, FloatRows x) {
   const auto device = context_.enter();
   begin_rows();
   const void* rows = embedding_on_device(table);
   const auto count = static_cast<int64_t>(tokens.size());
   if (count <= kMaxGraphRows) graph_.begin(stream_.get(), count);
-  embed_rows(rows, table.dtype, upload(tokens), count, table.cols, x, stream_.get());
+  embed_rows(rows, table.dtype, upload(tokens), count, table.cols, x.data, stream_.get());
 }
 
-void CudaBackend::add_sinusoidal(std::span<const SequenceRows> sequences, double theta, int64_t hidden, float* x) {
+void CudaBackend::do_add_sinusoidal(std::span<const SequenceRows> sequences, double theta, FloatRows x) {
   const auto device = context_.enter();
   for (const SequenceRows& seq : sequences) {
     std::vector<int32_t> positions(static_cast<size_t>(seq.num_rows));
     for (int64_t r = 0; r < seq.num_rows; ++r)
       positions[static_cast<size_t>(r)] = static_cast<int32_t>(seq.start_pos + r);
-    add_sinusoidal_rows(upload(std::span<const int32_t>(positions)), seq.num_rows, theta, hidden,
-                        x + seq.row_begin * hidden, stream_.get());
+    add_sinusoidal_rows(upload(std::span<const int32_t>(positions)), seq.num_rows, theta, x.width,
+                        x.data + seq.row_begin * x.width, stream_.get());
   }
 }
 
-void CudaBackend::rms_norm(const float* x, const DeviceBuffer& weight, float eps, int64_t rows, int64_t hidden,
-                           void* out) {
+void CudaBackend::do_rms_norm(ConstFloatRows x, const DeviceBuffer& weight, float eps, OperandRows out) {
   const auto device = context_.enter();
-  if (rows == 0) return;
-  rms_norm_rows(x, static_cast<const CudaBuffer&>(weight).memory.as<float>(), eps, rows, hidden, operand_, out,
-                stream_.get());
+  if (x.count == 0) return;
+  rms_norm_rows(x.data, static_cast<const CudaBuffer&>(weight).memory.as<float>(), eps, x.count, x.width, operand_,
+                out.data, stream_.get());
 }
 
-void CudaBackend::swiglu(const void* in, int64_t rows, int64_t intermediate, void* out) {
+void CudaBackend::do_swiglu(ConstOperandRows in, OperandRows out) {
   const auto device = context_.enter();
-  if (rows == 0) return;
-  swiglu_rows(operand_, in, rows, intermediate, out, stream_.get());
+  if (in.count == 0) return;
+  swiglu_rows(operand_, in.data, in.count, out.width, out.data, stream_.get());
 }
 
-void CudaBackend::linear(const LinearWeights& weights, const void* in, int64_t rows, void* out) {
-  gemm(weights, in, rows, out, GemmOutput::kOperand);
+void CudaBackend::do_linear(const LinearWeights& weights, ConstOperandRows in, OperandRows out) {
+  gemm(weights, in, out.data, GemmOutput::kOperand);
 }
 
-void CudaBackend::linear_add(const LinearWeights& weights, const void* in, int64_t rows, float* residual) {
-  gemm(weights, in, rows, residual, GemmOutput::kAddFloat);
+void CudaBackend::do_linear_add(const LinearWeights& weights, ConstOperandRows in, FloatRows residual) {
+  gemm(weights, in, residual.data, GemmOutput::kAddFloat);
 }
 
-void CudaBackend::linear_logits(const LinearWeights& weights, const void* in, int64_t rows, float* logits) {
-  gemm(weights, in, rows, logits, GemmOutput::kFloat);
+void CudaBackend::do_linear_logits(const LinearWeights& weights, ConstOperandRows in, FloatRows logits) {
+  gemm(weights, in, logits.data, GemmOutput::kFloat);
 }
 
-void CudaBackend::gemm(const LinearWeights& weights, const void* in, int64_t rows, void* out, GemmOutput output) {
+void CudaBackend::gemm(const LinearWeights& weights, ConstOperandRows in, void* out, GemmOutput output) {
   const auto device = context_.enter();
+  const int64_t rows = in.count;
   if (rows == 0) return;
   const auto& linear = static_cast<const CudaLinear&>(weights);
-  GemmArgs args{.x = in,
+  GemmArgs args{.x = in.data,
                 .w = linear.weights.data(),
                 .rows = rows,
                 .k = linear.k,
@@ -290,7 +290,7 @@ void CudaBackend::gemm(const LinearWeights& weights, const void* in, int64_t row
   if (linear.dtype == DType::kI8) {
     auto* codes = quantised_.reserve<int8_t>(static_cast<size_t>(rows * linear.ldk));
     auto* scale = quantised_scale_.reserve<float>(static_cast<size_t>(rows));
-    quantize_rows(operand_, in, rows, linear.k, linear.ldk, codes, scale, stream_.get());
+    quantize_rows(operand_, in.data, rows, linear.k, linear.ldk, codes, scale, stream_.get());
     args.x = codes;
     args.x_scale = scale;
     args.w_scale = linear.scale.as<float>();
@@ -309,10 +309,10 @@ void CudaBackend::gemm(const LinearWeights& weights, const void* in, int64_t row
   }
 }
 
-void CudaBackend::gather_rows(const float* in, std::span<const int32_t> rows, int64_t hidden, float* out) {
+void CudaBackend::do_gather_rows(ConstFloatRows in, std::span<const int32_t> rows, FloatRows out) {
   const auto device = context_.enter();
   if (rows.empty()) return;
-  gather_float_rows(in, upload(rows), static_cast<int64_t>(rows.size()), hidden, out, stream_.get());
+  gather_float_rows(in.data, upload(rows), out.count, in.width, out.data, stream_.get());
 }
 
 std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options) {

@@ -64,10 +64,9 @@ struct LayerCounters {
 };
 
 struct CudaAttention final : AttentionLayer {
-  explicit CudaAttention(CudaBackend& owner) : backend(owner) {}
+  CudaAttention(CudaBackend& owner, const AttentionSpec& spec_) : AttentionLayer(spec_), backend(owner) {}
   ~CudaAttention() override;
   CudaBackend& backend;
-  AttentionSpec spec;
   std::vector<std::shared_ptr<BiasTable>> tables;  // [heads], null without a bias
   std::vector<HeadParams> heads;                   // [heads] host copy of head_params
   DeviceMemory head_params;                        // [heads] HeadParams
@@ -95,26 +94,7 @@ class CudaBackend final : public Backend {
   void reserve_positions(std::span<AttentionLayer* const> layers, int64_t num_positions) override;
   void prepare_attention(std::span<AttentionLayer* const> layers, const KvLayout& layout) override;
   void abandon_step() noexcept override;
-  void embed(const HostMatrix& table, std::span<const int32_t> tokens, float* x) override;
-  void load_rows(std::span<const float> host, float* x) override;
-  void add_sinusoidal(std::span<const SequenceRows> sequences, double theta, int64_t hidden, float* x) override;
-  void rms_norm(const float* x, const DeviceBuffer& weight, float eps, int64_t rows, int64_t hidden,
-                void* out) override;
-  void linear(const LinearWeights& weights, const void* in, int64_t rows, void* out) override;
-  void linear_add(const LinearWeights& weights, const void* in, int64_t rows, float* residual) override;
-  void linear_logits(const LinearWeights& weights, const void* in, int64_t rows, float* logits) override;
-  void swiglu(const void* in, int64_t rows, int64_t intermediate, void* out) override;
-  void write_kv(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> sequences,
-                void* qkv) override;
-  void attention(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> queries,
-                 std::span<const int32_t> query_rows, const void* qkv, const AttentionOptions& options, void* out,
-                 std::span<AttentionCounters> per_head) override;
-  void gather_rows(const float* in, std::span<const int32_t> rows, int64_t hidden, float* out) override;
-  void read_floats(const float* device, std::span<float> host) override;
-  void read_operands(const void* device, std::span<float> host) override;
   bool supports_drawing(int64_t vocab_size) const override { return vocab_size <= kMaxDrawVocab; }
-  void draw_tokens(const float* logits, int64_t vocab_size, const DrawBatch& batch, std::span<int32_t> tokens,
-                   std::span<const int32_t> wanted, std::span<float> host) override;
   void copy_page(const KvCacheView& kv, int32_t from, int32_t to) override;
   void read_page(const KvCacheView& kv, int32_t page, std::span<std::byte> out) override;
   void write_page(const KvCacheView& kv, int32_t page, std::span<const std::byte> in) override;
@@ -125,6 +105,26 @@ class CudaBackend final : public Backend {
   void settle() noexcept;
   // A layer is going away: its counters must not be written any more.
   void forget(const LayerCounters* counters);
+
+ protected:
+  void do_embed(const HostMatrix& table, std::span<const int32_t> tokens, FloatRows x) override;
+  void do_load_rows(std::span<const float> host, FloatRows x) override;
+  void do_add_sinusoidal(std::span<const SequenceRows> sequences, double theta, FloatRows x) override;
+  void do_rms_norm(ConstFloatRows x, const DeviceBuffer& weight, float eps, OperandRows out) override;
+  void do_linear(const LinearWeights& weights, ConstOperandRows in, OperandRows out) override;
+  void do_linear_add(const LinearWeights& weights, ConstOperandRows in, FloatRows residual) override;
+  void do_linear_logits(const LinearWeights& weights, ConstOperandRows in, FloatRows logits) override;
+  void do_swiglu(ConstOperandRows in, OperandRows out) override;
+  void do_write_kv(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> sequences,
+                   OperandRows qkv) override;
+  void do_attention(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> queries,
+                    std::span<const int32_t> query_rows, ConstOperandRows qkv, const AttentionOptions& options,
+                    OperandRows out, std::span<AttentionCounters> per_head) override;
+  void do_gather_rows(ConstFloatRows in, std::span<const int32_t> rows, FloatRows out) override;
+  void do_read_floats(ConstFloatRows device, std::span<float> host) override;
+  void do_read_operands(ConstOperandRows device, std::span<float> host) override;
+  void do_draw_tokens(ConstFloatRows logits, const DrawBatch& batch, std::span<int32_t> tokens,
+                      std::span<const int32_t> wanted, std::span<float> host) override;
 
  private:
   // Query blocks that one kind of launch takes: up to 16 rows or up to 64, with bounds or without.
@@ -158,7 +158,7 @@ class CudaBackend final : public Backend {
   };
   Table upload_table(const AttentionSpec& spec, const SequenceRows& sequence, int64_t num_tiles,
                      const KvLayout& layout);
-  void gemm(const LinearWeights& weights, const void* in, int64_t rows, void* out, GemmOutput output);
+  void gemm(const LinearWeights& weights, ConstOperandRows in, void* out, GemmOutput output);
   const void* embedding_on_device(const HostMatrix& table);
   void begin_rows();
   void collect_counters();

@@ -18,20 +18,21 @@ void CudaBackend::finish_read() {
   collect_counters();
 }
 
-void CudaBackend::read_floats(const float* device, std::span<float> host) {
+void CudaBackend::do_read_floats(ConstFloatRows device, std::span<float> host) {
   const auto scope = context_.enter();
   if (result_.size() < host.size_bytes()) result_ = PinnedMemory(host.size_bytes());
-  BAM_CUDA(cudaMemcpyAsync(result_.as<float>(), device, host.size_bytes(), cudaMemcpyDeviceToHost, stream_.get()));
+  BAM_CUDA(cudaMemcpyAsync(result_.as<float>(), device.data, host.size_bytes(), cudaMemcpyDeviceToHost, stream_.get()));
   finish_read();
   std::memcpy(host.data(), result_.as<float>(), host.size_bytes());
 }
 
-void CudaBackend::read_operands(const void* device, std::span<float> host) {
+void CudaBackend::do_read_operands(ConstOperandRows device, std::span<float> host) {
   const auto scope = context_.enter();
-  if (operand_ == DType::kF32) return read_floats(static_cast<const float*>(device), host);
+  if (operand_ == DType::kF32)
+    return do_read_floats({static_cast<const float*>(device.data), device.count, device.width}, host);
   auto* converted = converted_.reserve<float>(host.size());
-  operands_to_float(operand_, device, static_cast<int64_t>(host.size()), converted, stream_.get());
-  read_floats(converted, host);
+  operands_to_float(operand_, device.data, device.size(), converted, stream_.get());
+  do_read_floats({converted, device.count, device.width}, host);
 }
 
 void CudaBackend::collect_counters() {
@@ -57,11 +58,11 @@ void CudaBackend::forget(const LayerCounters* counters) {
   if (layers_.empty()) counters_used_ = 0;
 }
 
-void CudaBackend::draw_tokens(const float* logits, int64_t vocab_size, const DrawBatch& batch,
-                              std::span<int32_t> tokens, std::span<const int32_t> wanted, std::span<float> host) {
+void CudaBackend::do_draw_tokens(ConstFloatRows logits, const DrawBatch& batch, std::span<int32_t> tokens,
+                                 std::span<const int32_t> wanted, std::span<float> host) {
   const auto device = context_.enter();
-  BAM_CHECK(supports_drawing(vocab_size) && tokens.size() == batch.rows.size());
-  const auto vocab = static_cast<size_t>(vocab_size);
+  BAM_CHECK(supports_drawing(logits.width) && tokens.size() == batch.rows.size());
+  const auto vocab = static_cast<size_t>(logits.width);
   const size_t row_bytes = vocab * sizeof(float), rows_begin = (tokens.size_bytes() + 15) / 16 * 16;
   const size_t bytes = rows_begin + wanted.size() * row_bytes;
   if (result_.size() < bytes) result_ = PinnedMemory(bytes);
@@ -71,14 +72,14 @@ void CudaBackend::draw_tokens(const float* logits, int64_t vocab_size, const Dra
                           upload(std::span<const TokenBias>(batch.biases)),
                           upload(std::span<const int32_t>(batch.banned))};
     auto* drawn = drawn_.reserve<int32_t>(tokens.size());
-    draw_rows(upload(std::span<const DrawRow>(batch.rows)), static_cast<int>(tokens.size()), lists, logits, vocab_size,
-              draw_work_.reserve<float>(tokens.size() * vocab), drawn, stream_.get());
+    draw_rows(upload(std::span<const DrawRow>(batch.rows)), static_cast<int>(tokens.size()), lists, logits.data,
+              logits.width, draw_work_.reserve<float>(tokens.size() * vocab), drawn, stream_.get());
     BAM_CUDA(cudaMemcpyAsync(result, drawn, tokens.size_bytes(), cudaMemcpyDeviceToHost, stream_.get()));
   }
   for (size_t i = 0; i < wanted.size();) {  // neighbours in one copy
     size_t end = i + 1;
     while (end < wanted.size() && wanted[end] == wanted[end - 1] + 1) ++end;
-    BAM_CUDA(cudaMemcpyAsync(result + rows_begin + i * row_bytes, logits + static_cast<size_t>(wanted[i]) * vocab,
+    BAM_CUDA(cudaMemcpyAsync(result + rows_begin + i * row_bytes, logits.data + static_cast<size_t>(wanted[i]) * vocab,
                              (end - i) * row_bytes, cudaMemcpyDeviceToHost, stream_.get()));
     i = end;
   }

@@ -99,10 +99,12 @@ inline std::vector<float> run(Backend& backend, const Case& test, const Attentio
     const auto operands = cuda_test::to_device(backend, rows, test.operand);
     const auto out = backend.allocate(static_cast<size_t>(count * out_width) * backend.operand_bytes());
     const SequenceRows seq = cache.rows(start, count);
-    backend.write_kv(*layer, cache.view, {&seq, 1}, operands->data());
+    const OperandRows qkv_rows = backend.operand_rows(*operands, count, width);
+    backend.write_kv(*layer, cache.view, {&seq, 1}, qkv_rows);
     start += count;
     if (!asks) continue;
-    backend.attention(*layer, cache.view, {&seq, 1}, {}, operands->data(), options, out->data(), own);
+    backend.attention(*layer, cache.view, {&seq, 1}, {}, qkv_rows, options,
+                      backend.operand_rows(*out, count, out_width), own);
     const std::vector<float> values = cuda_test::operands(backend, *out, static_cast<size_t>(count * out_width));
     result.insert(result.end(), values.begin(), values.end());
   }

@@ -61,12 +61,12 @@ inline std::unique_ptr<DeviceBuffer> to_device(Backend& backend, const std::vect
 
 inline std::vector<float> operands(Backend& backend, DeviceBuffer& buffer, size_t count) {
   std::vector<float> values(count);
-  backend.read_operands(buffer.data(), values);
+  backend.read_operands(backend.operand_rows(buffer, 1, static_cast<int64_t>(count)), values);
   return values;
 }
 inline std::vector<float> floats(Backend& backend, DeviceBuffer& buffer, size_t count) {
   std::vector<float> values(count);
-  backend.read_floats(static_cast<const float*>(buffer.data()), values);
+  backend.read_floats(backend.float_rows(buffer, 1, static_cast<int64_t>(count)), values);
   return values;
 }
 

@@ -106,11 +106,13 @@ std::vector<AttentionCounters> cpu_counters(const Case& test, const std::vector<
   cuda_test::Cache cache(*backend, test);
   std::vector<float> rows = qkv, out(static_cast<size_t>(queries * test.heads * test.head_dim));
   const SequenceRows all = cache.rows(0, test.tokens), asking = cache.rows(test.tokens - queries, queries);
-  backend->write_kv(*layer, cache.view, {&all, 1}, rows.data());
+  const int64_t width = layer->spec.qkv_width(), out_width = layer->spec.q_width();
+  backend->write_kv(*layer, cache.view, {&all, 1}, {rows.data(), test.tokens, width});
   std::vector<int32_t> query_rows(static_cast<size_t>(queries));
   std::iota(query_rows.begin(), query_rows.end(), static_cast<int32_t>(test.tokens - queries));
   std::vector<AttentionCounters> counters(static_cast<size_t>(test.heads));
-  backend->attention(*layer, cache.view, {&asking, 1}, query_rows, rows.data(), {}, out.data(), counters);
+  backend->attention(*layer, cache.view, {&asking, 1}, query_rows, {rows.data(), test.tokens, width}, {},
+                     {out.data(), queries, out_width}, counters);
   return counters;
 }
 
@@ -192,10 +194,10 @@ TEST(KvWrite, PagesAreThoseOfTheCpu) {
         std::vector<float> rows(qkv.begin() + start * width, qkv.begin() + (start + count) * width);
         const SequenceRows seq = cache.rows(start, count);
         if (backend == cpu.get()) {
-          backend->write_kv(*layer, cache.view, {&seq, 1}, rows.data());
+          backend->write_kv(*layer, cache.view, {&seq, 1}, {rows.data(), count, width});
         } else {
           const auto operands = cuda_test::to_device(*backend, rows, DType::kF32);
-          backend->write_kv(*layer, cache.view, {&seq, 1}, operands->data());
+          backend->write_kv(*layer, cache.view, {&seq, 1}, backend->operand_rows(*operands, count, width));
           cuda_test::operands(*backend, *operands, rows.size());
         }
       }

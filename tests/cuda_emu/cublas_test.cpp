@@ -32,9 +32,10 @@ Products multiply(Backend& backend, DType operand, DType weight, int64_t rows, i
   const auto residual = to_device(backend, random_floats(count, 3), DType::kF32);
   const auto logits = backend.allocate(count * sizeof(float)), out = backend.allocate(count * backend.operand_bytes());
   const uint64_t before = cuda_emu::statistics().gemms;
-  backend.linear(*weights, x->data(), rows, out->data());
-  backend.linear_add(*weights, x->data(), rows, static_cast<float*>(residual->data()));
-  backend.linear_logits(*weights, x->data(), rows, static_cast<float*>(logits->data()));
+  const OperandRows in = backend.operand_rows(*x, rows, k);
+  backend.linear(*weights, in, backend.operand_rows(*out, rows, n));
+  backend.linear_add(*weights, in, backend.float_rows(*residual, rows, n));
+  backend.linear_logits(*weights, in, backend.float_rows(*logits, rows, n));
   Products result{cuda_test::operands(backend, *out, count), cuda_test::floats(backend, *residual, count),
                   cuda_test::floats(backend, *logits, count), 0};
   result.library_calls = cuda_emu::statistics().gemms - before;

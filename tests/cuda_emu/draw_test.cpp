@@ -42,7 +42,8 @@ class Comparison {
     }
     std::vector<float> host(logits_.size(), -7.0f);
     const uint64_t waits = cuda_emu::statistics().host_waits;
-    backend->draw_tokens(static_cast<const float*>(device->data()), vocab_, batch_, tokens, wanted, host);
+    const auto rows = static_cast<int64_t>(logits_.size()) / vocab_;
+    backend->draw_tokens(backend->float_rows(*device, rows, vocab_), batch_, tokens, wanted, host);
     EXPECT_EQ(cuda_emu::statistics().host_waits - waits, 1u);
     for (size_t i = 0; i < tokens.size(); ++i) {
       const Sample got = Sampler::from_draw(tokens[i]);

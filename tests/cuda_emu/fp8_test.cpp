@@ -99,7 +99,8 @@ struct Stored {
     cuda_test::Cache cache(*backend, test);
     const SequenceRows rows = cache.rows(0, kTileKeys);
     const auto operands = cuda_test::to_device(*backend, qkv, DType::kF32);
-    backend->write_kv(*layer, cache.view, {&rows, 1}, operands->data());
+    backend->write_kv(*layer, cache.view, {&rows, 1},
+                      backend->operand_rows(*operands, kTileKeys, layer->spec.qkv_width()));
     backend->read_page(cache.view, cache.table[0], page);
   }
 

@@ -50,9 +50,10 @@ TEST_P(LinearOp, AgreesWithDoubleArithmetic) {
   const auto residual = to_device(*backend, before, DType::kF32);
   const auto logits = backend->allocate(before.size() * sizeof(float));
   const auto out = backend->allocate(before.size() * backend->operand_bytes());
-  backend->linear(*weights, operands->data(), test.rows, out->data());
-  backend->linear_add(*weights, operands->data(), test.rows, static_cast<float*>(residual->data()));
-  backend->linear_logits(*weights, operands->data(), test.rows, static_cast<float*>(logits->data()));
+  const OperandRows in = backend->operand_rows(*operands, test.rows, test.k);
+  backend->linear(*weights, in, backend->operand_rows(*out, test.rows, test.n));
+  backend->linear_add(*weights, in, backend->float_rows(*residual, test.rows, test.n));
+  backend->linear_logits(*weights, in, backend->float_rows(*logits, test.rows, test.n));
 
   const auto stored = stored_weights(test, w);
   std::vector<double> exact(before.size()), added(before.size());
@@ -94,7 +95,8 @@ TEST_P(LinearOp, ARowHasTheSameBitsInEveryBatch) {
     const std::vector<float> part(x.begin() + first * test.k, x.begin() + (first + rows) * test.k);
     const auto operands = to_device(*backend, part, test.operand);
     const auto out = backend->allocate(static_cast<size_t>(rows * test.n) * sizeof(float));
-    backend->linear_logits(*weights, operands->data(), rows, static_cast<float*>(out->data()));
+    backend->linear_logits(*weights, backend->operand_rows(*operands, rows, test.k),
+                           backend->float_rows(*out, rows, test.n));
     return cuda_test::floats(*backend, *out, static_cast<size_t>(rows * test.n));
   };
   const auto whole = compute(0, kMost);
@@ -130,7 +132,7 @@ TEST(LinearOp, NanInAQuantisedRowIsNotLost) {
     x[k + where] = std::nanf("");
     const auto input = to_device(*backend, x, DType::kF16);
     const auto out = backend->allocate(static_cast<size_t>(rows * n) * sizeof(float));
-    backend->linear_logits(*linear, input->data(), rows, static_cast<float*>(out->data()));
+    backend->linear_logits(*linear, backend->operand_rows(*input, rows, k), backend->float_rows(*out, rows, n));
     const auto got = cuda_test::floats(*backend, *out, static_cast<size_t>(rows * n));
     for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(std::isnan(got[i]), i / n == 1) << where << " " << i;
   }
@@ -146,7 +148,7 @@ TEST(LinearOp, LargeTilesGiveTheSameBitsAsSmallOnes) {
   const auto compute = [&](int64_t first, int64_t count) {
     const auto operands = to_device(*backend, {x.begin() + first * k, x.begin() + (first + count) * k}, DType::kF16);
     const auto out = backend->allocate(static_cast<size_t>(count * n) * sizeof(float));
-    backend->linear_logits(*weights, operands->data(), count, static_cast<float*>(out->data()));
+    backend->linear_logits(*weights, backend->operand_rows(*operands, count, k), backend->float_rows(*out, count, n));
     return cuda_test::floats(*backend, *out, static_cast<size_t>(count * n));
   };
   const auto whole = compute(0, rows), last = compute(rows - 1, 1);
@@ -163,7 +165,8 @@ TEST_P(ElementwiseOp, RmsNorm) {
   const auto input = to_device(*backend, x, DType::kF32);
   const auto weight = backend->make_vector(w);
   const auto out = backend->allocate(x.size() * backend->operand_bytes());
-  backend->rms_norm(static_cast<const float*>(input->data()), *weight, 1e-5f, rows, hidden, out->data());
+  backend->rms_norm(backend->float_rows(*input, rows, hidden), *weight, 1e-5f,
+                    backend->operand_rows(*out, rows, hidden));
   std::vector<double> exact;
   for (int64_t r = 0; r < rows; ++r) {
     double squares = 0;
@@ -184,7 +187,7 @@ TEST_P(ElementwiseOp, SwiGluDoesNotOverflow) {
   x[0] = -1000, x[1] = 1000, x[2] = 0;
   const auto input = to_device(*backend, x, GetParam());
   const auto out = backend->allocate(static_cast<size_t>(rows * width) * backend->operand_bytes());
-  backend->swiglu(input->data(), rows, width, out->data());
+  backend->swiglu(backend->operand_rows(*input, rows, 2 * width), backend->operand_rows(*out, rows, width));
   const auto got = cuda_test::operands(*backend, *out, static_cast<size_t>(rows * width));
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t d = 0; d < width; ++d) {
@@ -211,10 +214,11 @@ TEST(ElementwiseOp, EmbeddingGatherAndSinusoidalVectors) {
     const std::vector<int32_t> tokens = {3, 10, 0, 3}, wanted = {3, 1};
     const auto x = backend->allocate(tokens.size() * hidden * sizeof(float));
     const auto picked = backend->allocate(wanted.size() * hidden * sizeof(float));
-    backend->embed({data, dtype, vocab, hidden}, tokens, static_cast<float*>(x->data()));
+    const FloatRows rows = backend->float_rows(*x, static_cast<int64_t>(tokens.size()), hidden);
+    backend->embed({data, dtype, vocab, hidden}, tokens, rows);
     const SequenceRows sequences[] = {{nullptr, 0, 0, 3, 1'000'000}, {nullptr, 0, 3, 1, 5}};
-    backend->add_sinusoidal(sequences, 10000, hidden, static_cast<float*>(x->data()));
-    backend->gather_rows(static_cast<const float*>(x->data()), wanted, hidden, static_cast<float*>(picked->data()));
+    backend->add_sinusoidal(sequences, 10000, rows);
+    backend->gather_rows(rows, wanted, backend->float_rows(*picked, static_cast<int64_t>(wanted.size()), hidden));
     const auto got = cuda_test::floats(*backend, *picked, wanted.size() * hidden);
     const int64_t positions[] = {5, 1'000'001};
     for (size_t r = 0; r < wanted.size(); ++r) {

@@ -98,12 +98,14 @@ TEST(PageSwap, AttentionOverPagesThatCameBackIsTheSame) {
     std::reverse(there.table.begin(), there.table.end());
     const auto operands = cuda_test::to_device(*backend, cuda_test::make_qkv(test, 4), test.operand);
     const SequenceRows before = here.rows(0, test.tokens), after = there.rows(0, test.tokens);
-    backend->write_kv(*layer, here.view, {&before, 1}, operands->data());
+    const OperandRows qkv = backend->operand_rows(*operands, test.tokens, layer->spec.qkv_width());
+    backend->write_kv(*layer, here.view, {&before, 1}, qkv);
     const auto attend = [&](const cuda_test::Cache& cache, const SequenceRows& rows) {
       const auto count = static_cast<size_t>(test.tokens * test.heads * test.head_dim);
       const auto out = backend->allocate(count * backend->operand_bytes());
       std::vector<AttentionCounters> counters(static_cast<size_t>(test.heads));
-      backend->attention(*layer, cache.view, {&rows, 1}, {}, operands->data(), {}, out->data(), counters);
+      backend->attention(*layer, cache.view, {&rows, 1}, {}, qkv, {},
+                         backend->operand_rows(*out, test.tokens, layer->spec.q_width()), counters);
       return cuda_test::operands(*backend, *out, count);
     };
     const auto expected = attend(here, before);

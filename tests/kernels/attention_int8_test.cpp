@@ -83,11 +83,12 @@ TEST(Int8AttentionRows, LaterKeysDoNotMatter) {
       // Every tenth value is a hundred times as large, and so is its key.
       for (int d = kHeads * kDim; d < kWidth && i % 10 == 9; ++d) qkv[static_cast<size_t>(i * kWidth + d)] *= 100;
       const SequenceRows row = cache.rows(i, 1);
-      backend->write_and_attend(*layer, cache.view, {&row, 1}, qkv.data() + i * kWidth, {},
-                                alone.data() + i * kHeads * kDim, counters);
+      backend->write_and_attend(*layer, cache.view, {&row, 1}, {qkv.data() + i * kWidth, 1, kWidth}, {},
+                                {alone.data() + i * kHeads * kDim, 1, kHeads * kDim}, counters);
     }
     const SequenceRows all = cache.rows(0, n);
-    backend->attention(*layer, cache.view, {&all, 1}, {}, qkv.data(), {}, later.data(), counters);
+    backend->attention(*layer, cache.view, {&all, 1}, {}, {qkv.data(), n, kWidth}, {}, {later.data(), n, kHeads * kDim},
+                       counters);
     EXPECT_EQ(std::memcmp(alone.data(), later.data(), alone.size() * sizeof(float)), 0) << dtype_name(dtype);
   }
 }
@@ -231,7 +232,8 @@ TEST(Int8AttentionRows, OddShapesAgreeAcrossLevelsAndWithFloat32) {
       std::vector<float> rows = qkv, out(static_cast<size_t>(n * head_dim));
       std::vector<AttentionCounters> counters(1);
       const SequenceRows all{table, 5, 0, n, 0};
-      backend->write_and_attend(*layer, view, {&all, 1}, rows.data(), {}, out.data(), counters);
+      backend->write_and_attend(*layer, view, {&all, 1}, {rows.data(), n, 3 * head_dim}, {}, {out.data(), n, head_dim},
+                                counters);
       return out;
     };
     for (const DType dtype : {DType::kI8, DType::kI4}) {

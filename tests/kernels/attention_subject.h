@@ -82,7 +82,7 @@ inline RunResult run(const std::string& isa, int threads, const AttentionSpec& s
   for (int64_t begin = 0; begin < n; begin += 777) {
     const int64_t count = std::min<int64_t>(777, n - begin);
     const SequenceRows seq = cache.rows(begin, count);
-    backend->write_kv(*layer, cache.view, {&seq, 1}, rows.data() + begin * kWidth);
+    backend->write_kv(*layer, cache.view, {&seq, 1}, {rows.data() + begin * kWidth, count, kWidth});
   }
   RunResult result;
   result.out.resize(static_cast<size_t>(queries * kHeads * kDim));
@@ -90,9 +90,9 @@ inline RunResult run(const std::string& isa, int threads, const AttentionSpec& s
   for (int64_t q = 0; q < queries; q += at_once) {
     const int64_t count = std::min(at_once, queries - q), start = n - queries + q;
     const SequenceRows seq = cache.rows(start, count);
-    backend->attention(*layer, cache.view, {&seq, 1}, {}, rows.data() + start * kWidth,
-                       {.certified = certified, .epsilon = epsilon}, result.out.data() + q * kHeads * kDim,
-                       result.counters);
+    backend->attention(*layer, cache.view, {&seq, 1}, {}, {rows.data() + start * kWidth, count, kWidth},
+                       {.certified = certified, .epsilon = epsilon},
+                       {result.out.data() + q * kHeads * kDim, count, kHeads * kDim}, result.counters);
   }
   return result;
 }

@@ -26,7 +26,8 @@ class ElementwiseTest : public ::testing::TestWithParam<const char*> {
   std::vector<float> silu(const std::vector<float>& gates) const {
     std::vector<float> in = gates, out(gates.size());
     in.resize(2 * gates.size(), 1.0f);
-    backend_->swiglu(in.data(), 1, static_cast<int64_t>(gates.size()), out.data());
+    const auto width = static_cast<int64_t>(gates.size());
+    backend_->swiglu({in.data(), 1, 2 * width}, {out.data(), 1, width});
     return out;
   }
   std::unique_ptr<Backend> backend_;
@@ -70,7 +71,7 @@ TEST_P(ElementwiseTest, RmsNormAgreesWithDoubleArithmetic) {
     for (float& value : x) value = normal(random);
     for (float& value : weight) value = normal(random);
     const auto w = backend_->make_vector(weight);
-    backend_->rms_norm(x.data(), *w, 1e-5f, rows, hidden, out.data());
+    backend_->rms_norm({x.data(), rows, hidden}, *w, 1e-5f, {out.data(), rows, hidden});
     for (int64_t r = 0; r < rows; ++r) {
       double squares = 0;
       for (int64_t d = 0; d < hidden; ++d) squares += std::pow(x[static_cast<size_t>(r * hidden + d)], 2.0);

@@ -131,7 +131,7 @@ TEST(Int4, ProductsAreExactSumsOfIntegers) {
       for (const int64_t rows : {1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 29, 200}) {
         const auto x = random_floats(static_cast<size_t>(rows * k), 2);
         std::vector<float> y(static_cast<size_t>(rows * n), 0.25f);
-        backend->linear_add(*weights, x.data(), rows, y.data());
+        backend->linear_add(*weights, {x.data(), rows, k}, {y.data(), rows, n});
         for (int64_t r = 0; r < rows; ++r) {
           float largest = 0;
           for (int64_t i = 0; i < k; ++i) largest = std::max(largest, std::fabs(x[static_cast<size_t>(r * k + i)]));

@@ -54,7 +54,7 @@ std::vector<std::byte> written(const std::string& isa, const Case& c, const std:
   const int64_t width = int64_t{3} * kHeads * c.head_dim;
   for (int64_t begin = 0; begin < kKeys; begin += chunk) {
     const SequenceRows seq{table.data(), tiles, 0, std::min(chunk, kKeys - begin), begin};
-    backend->write_kv(*layer, kv, {&seq, 1}, copy.data() + begin * width);
+    backend->write_kv(*layer, kv, {&seq, 1}, {copy.data() + begin * width, seq.num_rows, width});
   }
   const auto* bytes = static_cast<const std::byte*>(memory->data());
   return {bytes, bytes + memory->size_bytes()};

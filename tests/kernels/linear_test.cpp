@@ -38,7 +38,7 @@ class LinearTest : public ::testing::TestWithParam<Case> {};
 
 std::vector<float> apply(Backend& backend, const LinearWeights& weights, const std::vector<float>& x, int64_t rows) {
   std::vector<float> y(static_cast<size_t>(rows * weights.out_features()));
-  backend.linear(weights, x.data(), rows, y.data());
+  backend.linear(weights, {x.data(), rows, weights.in_features()}, {y.data(), rows, weights.out_features()});
   return y;
 }
 
@@ -93,9 +93,9 @@ TEST_P(LinearTest, ARowHasTheSameBitsInAnyCompany) {
     const auto part = apply(rows % 2 == 0 ? *single : *backend, *weights, x, rows);
     ASSERT_EQ(std::memcmp(part.data(), all.data(), part.size() * sizeof(float)), 0) << rows << " rows";
     std::vector<float> sum(part.size(), 0.5f), reference(all.begin(), all.begin() + rows * n);
-    backend->linear_add(*weights, x.data(), rows, sum.data());
+    backend->linear_add(*weights, {x.data(), rows, k}, {sum.data(), rows, n});
     std::vector<float> one(static_cast<size_t>(n), 0.5f);
-    backend->linear_add(*weights, x.data() + (rows - 1) * k, 1, one.data());
+    backend->linear_add(*weights, {x.data() + (rows - 1) * k, 1, k}, {one.data(), 1, n});
     ASSERT_EQ(std::memcmp(sum.data() + (rows - 1) * n, one.data(), one.size() * sizeof(float)), 0)
         << rows << " rows added";
   }
@@ -146,7 +146,7 @@ TEST(Linear, FastMathHasTheSameBitsOnEveryLevelAndForEveryShape) {
       ++levels;
       const auto weights = backend->make_linear({&matrix, 1}, DType::kBF16);
       std::vector<float> y(static_cast<size_t>(rows * n), 0.25f);
-      backend->linear_add(*weights, x.data(), rows, y.data());
+      backend->linear_add(*weights, {x.data(), rows, k}, {y.data(), rows, n});
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t c = 0; c < n; ++c) {
           ASSERT_EQ(y[static_cast<size_t>(r * n + c)], pair_chain(x.data() + r * k, w.data() + c * k, k, 0.25f))

@@ -88,10 +88,11 @@ TEST_P(WriteAndAttend, IsWritingThenAttending) {
     std::vector<float> same = qkv, out_apart(static_cast<size_t>(total * out_width)), out_together = out_apart;
     std::vector<AttentionCounters> count_apart(static_cast<size_t>(c.heads)), count_together = count_apart;
     const AttentionOptions options{.certified = true, .epsilon = 0x1p-20f};
-    apart.backend->write_kv(*apart.layer, apart.view, rows, qkv.data());
-    apart.backend->attention(*apart.layer, apart.view, rows, {}, qkv.data(), options, out_apart.data(), count_apart);
-    together.backend->write_and_attend(*together.layer, together.view, rows, same.data(), options, out_together.data(),
-                                       count_together);
+    apart.backend->write_kv(*apart.layer, apart.view, rows, {qkv.data(), total, width});
+    apart.backend->attention(*apart.layer, apart.view, rows, {}, {qkv.data(), total, width}, options,
+                             {out_apart.data(), total, out_width}, count_apart);
+    together.backend->write_and_attend(*together.layer, together.view, rows, {same.data(), total, width}, options,
+                                       {out_together.data(), total, out_width}, count_together);
     ASSERT_EQ(std::memcmp(out_apart.data(), out_together.data(), out_apart.size() * sizeof(float)), 0) << step;
     ASSERT_EQ(std::memcmp(apart.view.base, together.view.base, apart.memory->size_bytes()), 0) << step;
     for (size_t h = 0; h < count_apart.size(); ++h) {
@@ -129,7 +130,7 @@ TEST(Rotation, TablesAreSharedOnlyByLayersThatRotateAlike) {
     const SequenceRows rows{&page, 1, 0, 5, 0};
     std::vector<float> qkv(static_cast<size_t>(5 * 3 * spec.head_dim));
     for (size_t i = 0; i < qkv.size(); ++i) qkv[i] = static_cast<float>(i % 17) - 8.0f;
-    backend.write_kv(*layer, kv, {&rows, 1}, qkv.data());
+    backend.write_kv(*layer, kv, {&rows, 1}, {qkv.data(), 5, 3 * spec.head_dim});
     return qkv;
   };
   std::vector<AttentionSpec> specs;

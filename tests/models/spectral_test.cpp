@@ -53,6 +53,36 @@ double attained(const std::vector<float>& wq, const std::vector<float>& wk, cons
   return std::fabs(dot) / std::sqrt(static_cast<double>(d));
 }
 
+// One large number, all others just above one and a half steps of its code: rounding makes the row longer, and weights that
+// look along the rounded row see all of it.
+TEST(Spectral, RoundedActivationsStayBelowTheirBound) {
+  for (const int64_t hidden : {64, 768, 4096}) {
+    for (const bool uneven : {false, true}) {
+      std::vector<double> x(static_cast<size_t>(hidden), 1.5001), rounded(static_cast<size_t>(hidden), 2);
+      x[0] = rounded[0] = 127;
+      std::vector<float> norm(static_cast<size_t>(hidden), 1.0f), w(static_cast<size_t>(hidden));
+      if (uneven) norm.back() = 0.25f, x.back() *= 0.25, rounded.back() = 0;
+      double before = 0, dot = 0;
+      for (size_t i = 0; i < x.size(); ++i) {
+        before += x[i] * x[i] / (static_cast<double>(norm[i]) * norm[i]);
+        w[i] = static_cast<float>(rounded[i] / 127);
+        dot += static_cast<double>(w[i]) * rounded[i];
+      }
+      const double logit = dot * dot * static_cast<double>(hidden) / before;  // head_dim 1, |normalised row|^2 = hidden
+      const double exact = logit_bound(w, w, norm, 1, hidden, false);
+      const double bound = rounded_logit_bound(w, w, norm, 1, hidden, false);
+      EXPECT_LE(logit, bound) << hidden;
+      EXPECT_LE(bound, 1.7 * exact) << hidden;
+      if (hidden >= 4096) {
+        EXPECT_GT(logit, 1.01 * 1.05 * exact) << "a margin of 5 % is too small";
+      }
+      if (!uneven) {
+        EXPECT_GT(logit, 0.95 * bound) << "it is nearly reached";
+      }
+    }
+  }
+}
+
 TEST(Spectral, LogitBoundHoldsAndIsTight) {
   for (const auto& [d, hidden] : {std::pair<int64_t, int64_t>{8, 24}, {32, 128}, {48, 96}}) {
     const auto wq = random_floats(static_cast<size_t>(d * hidden), 1),

@@ -57,7 +57,8 @@ std::vector<float> multiply() {
   const auto weights = backend->make_linear({&matrix, 1}, DType::kF16);
   const auto operands = bam::cuda_test::to_device(*backend, x, DType::kF16);
   const auto out = backend->allocate(kRows * kColumns * sizeof(float));
-  backend->linear_logits(*weights, operands->data(), kRows, static_cast<float*>(out->data()));
+  backend->linear_logits(*weights, backend->operand_rows(*operands, kRows, kDepth),
+                         backend->float_rows(*out, kRows, kColumns));
   return bam::cuda_test::floats(*backend, *out, kRows * kColumns);
 }
 
@@ -182,7 +183,8 @@ TEST_F(SeededFault, AddressOffByOne) {
                      bam::cuda_test::to_device(*backend, bam::cuda_test::random_floats(3 * 160, 1), DType::kF32);
                  const auto weight = backend->make_vector(std::vector<float>(160, 1.0f));
                  const auto out = backend->allocate(3 * 160 * sizeof(float));
-                 backend->rms_norm(static_cast<const float*>(x->data()), *weight, 1e-5f, 3, 160, out->data());
+                 backend->rms_norm(backend->float_rows(*x, 3, 160), *weight, 1e-5f,
+                                   backend->operand_rows(*out, 3, 160));
                  return bam::cuda_test::floats(*backend, *out, 3 * 160);
                },
                text)
