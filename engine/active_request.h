@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "engine/ngram_index.h"
 #include "engine/request.h"
 #include "engine/sequence.h"
 
@@ -15,6 +16,8 @@ struct ActiveRequest {
   Request request;
   std::shared_ptr<EventSink> sink;
   uint64_t seed = 0;
+
+  std::optional<NgramIndex> prompt_ngrams;  // for the drafters of all choices
 
   // Choice 0 reads the prompt; the others are forked from it when it has. Finished ones stay until the request is done.
   std::vector<std::unique_ptr<Sequence>> choices;

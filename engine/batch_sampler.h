@@ -1,5 +1,5 @@
-// The sampler of a whole step: one Sampler per thread of the backend, rows in parallel. A row's token depends on that
-// row alone, so it is the one a single Sampler gives.
+// The sampler of a whole step: one Sampler per thread of the backend, sequences in parallel. A row's token depends on
+// that row alone, so it is the one a single Sampler gives.
 #pragma once
 
 #include <exception>
@@ -16,13 +16,28 @@ class BatchSampler {
   // threads may be null: one row after the other. It outlives the sampler.
   BatchSampler(int32_t vocab_size, const std::vector<int32_t>& eos_token_ids, ThreadPool* threads);
 
-  struct Row {
-    std::span<const float> logits;  // [vocab]
-    SamplerState* state = nullptr;  // another one for each row
-    Sample sample;                  // the result
+  // What follows in one sequence: a token from the first row, and one from each further row as long as the token before
+  // is what the draft said, and no end.
+  struct Run {
+    std::span<const float* const> logits;  // [1 + draft] of [vocab]
+    std::span<const int32_t> draft;        // holds no token that ends a text
+    SamplerState* state = nullptr;         // another one for each run; accepts what is sampled
+    std::span<Sample> samples;             // [1 + draft] the result, of which
+    size_t num_samples = 0;                // are there; only the last one may have failed
   };
-  // Throws what a constraint throws, when all rows are done.
-  void sample(std::span<Row> rows);
+  // Throws what a constraint throws, when all runs are done.
+  void sample(std::span<Run> runs);
+  // The same for samples that `next(i)` gives.
+  template <typename F>
+  static void follow(Run& run, F next) {
+    for (run.num_samples = 0; run.num_samples <= run.draft.size();) {
+      const size_t i = run.num_samples++;
+      const Sample& sample = run.samples[i] = next(i);
+      if (sample.status != SampleStatus::kOk) return;
+      run.state->accept(sample.token);
+      if (i == run.draft.size() || sample.token != run.draft[i] || run.state->constraint_finished()) return;
+    }
+  }
 
   // For single rows on the calling thread.
   Sampler& one() { return samplers_.front(); }
@@ -30,6 +45,7 @@ class BatchSampler {
 
  private:
   ThreadPool* threads_;
+  size_t vocab_size_;
   std::vector<Sampler> samplers_;           // [threads]
   std::vector<std::exception_ptr> errors_;  // [threads]
 };

@@ -10,6 +10,11 @@ namespace bam {
 
 using Clock = std::chrono::steady_clock;
 
+// By the machine's clock.
+inline double ms_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
 class TimeSource {
  public:
   virtual ~TimeSource() = default;

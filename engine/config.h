@@ -21,6 +21,7 @@ struct EngineConfig {
   int64_t max_batched_tokens = 2048;  // rows of one step
   double step_target_ms = 50;         // prefill chunks are sized so that a mixed step takes about this long
   bool prefix_cache = true;
+  bool drafts = true;                     // of requests that do not refuse them
   bool device_sampling = true;            // where the device can; tokens are the same
   int64_t max_queue = 1024;               // waiting requests
   int64_t max_queued_tokens = 4'000'000;  // their prompt tokens

@@ -8,28 +8,29 @@ namespace bam {
 namespace {
 
 // Features are scaled so that typical steps give numbers around one.
-constexpr double kRowUnit = 64, kKeyUnit = 64.0 * 4096, kSequenceUnit = 8;
+constexpr double kRowUnit = 64, kKeyUnit = 64.0 * 4096, kSequenceUnit = 8, kDraftUnit = 8;
 constexpr double kNoise = 0.15;        // of one measurement, like all that follows relative
 constexpr double kDrift = 0.01;        // of each coefficient from step to step
 constexpr double kSpeedDrift = 0.05;   // of all together: other programs come and go
 constexpr double kUnknownSpeed = 2.0;  // at the start: a factor of e^2
-constexpr std::array<double, 4> kUnknownTerm = {1.0, 0.5, 1.0, 1.0};
+constexpr std::array<double, 5> kUnknownTerm = {1.0, 0.5, 1.0, 1.0, 1.0};
 constexpr double kMaxSurprise = 4;  // a measurement counts as at most this factor off
 constexpr double kGrowth = 4;       // a step has at most this many times the rows of any before
 constexpr int64_t kFirstRows = 64;
 constexpr double kFloorMs = 0.05;
 
-double dot(const std::array<double, 4>& a, const std::array<double, 4>& b) {
+double dot(const std::array<double, 5>& a, const std::array<double, 5>& b) {
   double sum = 0;
-  for (int i = 0; i < 4; ++i) sum += a[i] * b[i];
+  for (int i = 0; i < 5; ++i) sum += a[i] * b[i];
   return sum;
 }
 
 }  // namespace
 
 CostModel::CostModel(double prior_ms) {
-  // 64 rows take prior_ms; 4096 keys of context add a third of that, a step and eight sequences next to nothing.
-  coefficients_ = {0.02 * prior_ms, prior_ms, 0.3 * prior_ms, 0.01 * prior_ms};
+  // 64 rows take prior_ms; 4096 keys of context add a third of that, a step and eight sequences next to nothing; rows of
+  // drafts cost half of what others do.
+  coefficients_ = {0.02 * prior_ms, prior_ms, 0.3 * prior_ms, 0.01 * prior_ms, 0.5 * kDraftUnit / kRowUnit * prior_ms};
   for (int i = 0; i < kTerms; ++i) {
     log_coefficients_[i] = std::log(coefficients_[i]);
     for (int j = 0; j < kTerms; ++j) covariance_[i][j] = kUnknownSpeed * kUnknownSpeed;
@@ -39,7 +40,7 @@ CostModel::CostModel(double prior_ms) {
 
 CostModel::Vector CostModel::features(const StepLoad& load) {
   return {1.0, static_cast<double>(load.rows) / kRowUnit, load.row_keys / kKeyUnit,
-          static_cast<double>(load.sequences) / kSequenceUnit};
+          static_cast<double>(load.sequences) / kSequenceUnit, static_cast<double>(load.draft_rows) / kDraftUnit};
 }
 
 void CostModel::observe(const StepLoad& load, double measured_ms) {
@@ -98,5 +99,9 @@ int64_t CostModel::rows_within(int64_t start_pos, double budget_ms) const {
 }
 
 double CostModel::step_overhead_ms() const { return coefficients_[0]; }
+
+double CostModel::draft_row_ms(int64_t start_pos) const {
+  return coefficients_[4] / kDraftUnit + coefficients_[2] / kKeyUnit * static_cast<double>(start_pos);
+}
 
 }  // namespace bam

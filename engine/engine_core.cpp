@@ -62,8 +62,7 @@ EngineCore::EngineCore(BamModel& model, const EngineConfig& config, std::unique_
       report_(scheduler_, kv_, cost_, stats),
       runner_(std::move(runner)),
       flights_(static_cast<size_t>(runner_->depth())),
-      sampler_(static_cast<int32_t>(model.config().vocab_size), model.config().eos_token_ids,
-               model.backend().threads()),
+      sampler_(model, config.max_num_seqs, config.device_sampling && runner_->supports_drawing()),
       seed_key_(random_key()) {
   for (Flight& flight : flights_) {
     const auto sequences = static_cast<size_t>(config_.max_num_seqs);
@@ -72,12 +71,8 @@ EngineCore::EngineCore(BamModel& model, const EngineConfig& config, std::unique_
     flight.tables.reserve(sequences);
     flight.batch.reserve(config_.max_batched_tokens, config_.max_num_seqs, model.options().max_logit_rows);
   }
-  if (!config_.device_sampling || !runner_->supports_drawing()) return;
-  append_draw_ = [this](const Sequence& sequence, DrawBatch& batch) {
-    // The first token of every choice comes from one row: the host draws them all.
-    const bool forks = sequence.request->request.n > 1 && !sequence.request->prompt_done;
-    return !forks && sampler_.one().plan_draw(*sequence.sampler, batch);
-  };
+  alive_.reserve(static_cast<size_t>(config_.max_num_seqs));
+  sampled_.reserve(DraftParams::kMaxTokens + 1);
 }
 
 void EngineCore::add(Request request, std::shared_ptr<EventSink> sink, Clock::time_point submitted_at) {
@@ -108,6 +103,10 @@ void EngineCore::insert(Request& request, const std::shared_ptr<EventSink>& sink
     r.choice_finished.assign(static_cast<size_t>(r.request.n), false);
     r.num_unfinished = r.request.n;
 
+    if (may_draft(r.request)) {
+      r.prompt_ngrams.emplace(r.request.draft.ngram, static_cast<int64_t>(r.request.prompt.size()));
+      r.events.reserve(static_cast<size_t>(r.request.n * (1 + r.request.draft.tokens)));
+    }
     Sequence& c = add_choice(r);
     c.arrival = arrival;
     c.priority = r.request.priority;
@@ -133,6 +132,12 @@ Sequence& EngineCore::add_choice(ActiveRequest& r) {
   owned->choice = index;
   owned->sampler.emplace(r.request.sampling, r.seed, index, static_cast<int32_t>(model_.config().vocab_size),
                          r.request.prompt, r.request.constraint ? r.request.constraint->clone_initial() : nullptr);
+  if (r.prompt_ngrams) {
+    std::vector<int32_t> ends = r.request.sampling.stop_token_ids;
+    const std::vector<int32_t>& eos = model_.config().eos_token_ids;
+    if (!r.request.sampling.ignore_eos) ends.insert(ends.end(), eos.begin(), eos.end());
+    owned->drafter.emplace(r.request.draft, *r.prompt_ngrams, std::move(ends), r.request.sampling.max_tokens);
+  }
   r.choices.push_back(std::move(owned));
   return *r.choices.back();
 }
@@ -223,6 +228,7 @@ bool EngineCore::step() {
 
 const SchedulePlan* EngineCore::make_plan(Clock::time_point now) {
   std::string error;
+  propose_drafts();
   try {
     scheduler_.schedule(now);
   } catch (const std::exception& e) {
@@ -253,7 +259,7 @@ void EngineCore::compute_done(const Flight& flight, const StepResult& result) {
   const double step_ms = result.slowest_ms > 0 ? result.slowest_ms : milliseconds(time_.now() - flight.start);
   cost_.observe(flight.load, step_ms);
   step_ms_ = step_ms_ == 0 ? step_ms : 0.8 * step_ms_ + 0.2 * step_ms;
-  if (flight.rows.front().num_rows == 1) report_.note_decode_step(milliseconds(time_.now() - flight.start));
+  note_decode(flight);
   for (size_t i = 0; i < flight.rows.size(); ++i) {  // now that the predictions know of this step
     Sequence* c = sequence_of(flight, i);
     if (c && !c->request->prompt_done) send_progress(*c, computed);
@@ -284,23 +290,9 @@ std::span<const float> EngineCore::logits(const Flight& flight, const StepResult
 }
 
 void EngineCore::sample_next(const Flight& flight, const StepResult& result) {
-  samples_.assign(flight.rows.size(), std::nullopt);
-  host_rows_.clear();
-  for (size_t i = 0; i < flight.rows.size(); ++i) {
-    const StepBatch::Entry& entry = flight.batch.entries[i];
-    Sequence* c = sequence_of(flight, i);
-    if (!entry.samples || !c) continue;
-    if (entry.draw >= 0) {
-      samples_[i] = Sampler::from_draw(result.drawn[static_cast<size_t>(entry.draw)]);
-      continue;
-    }
-    samples_[i].emplace();
-    host_rows_.push_back({logits(flight, result, i, c->num_known() - 1), &*c->sampler, {}});
-  }
-  sampler_.sample(host_rows_);
-  for (size_t i = 0, row = 0; i < flight.rows.size(); ++i) {
-    if (samples_[i] && flight.batch.entries[i].draw < 0) samples_[i] = std::move(host_rows_[row++].sample);
-  }
+  alive_.clear();
+  for (size_t i = 0; i < flight.rows.size(); ++i) alive_.push_back(sequence_of(flight, i));
+  sampler_.sample(flight.batch, result, alive_);
 }
 
 void EngineCore::advance(const Flight& flight, const StepResult& result, size_t entry, Clock::time_point now) {
@@ -308,17 +300,20 @@ void EngineCore::advance(const Flight& flight, const StepResult& result, size_t 
   if (!alive) return;  // or another choice of this request failed in this step
   Sequence& c = *alive;
   ActiveRequest& r = *c.request;
-  c.num_computed += flight.rows[entry].num_rows;
+  const int64_t num_drafts = flight.rows[entry].num_drafts;
+  c.num_computed += flight.rows[entry].num_rows - num_drafts;
   const bool sane = c.wants_hidden ? pool_rows(flight, result, entry, c)
                                    : !c.wants_prompt_logits() || send_prompt_logprobs(flight, result, entry, c);
   if (!sane) {
     return fail_request(r, "the model produced NaN logits");
   }
-  // Before publishing: pages of a failed request must not reach the cache.
-  std::optional<Sample>& sample = samples_[entry];
+  const std::span<Sample> run = sampler_.run(entry);
   const bool caught_up = c.num_uncomputed() == 0;
-  if (sample) {
-    if (const auto error = sample_error(*sample, c); !error.empty()) return fail_request(r, std::string(error));
+  if (!run.empty()) {
+    take_drafts(c, run, num_drafts, now);
+    // Before publishing: pages of a failed request must not reach the cache.
+    const auto error = StepSampler::error_of(run.back(), *c.sampler);
+    if (!error.empty()) return fail_request(r, std::string(error));
   }
   const int64_t freed = kv_.commit(c.blocks, c.tokens, c.num_computed);
   stats_.reach_freed_bytes.fetch_add(static_cast<uint64_t>(freed) * page_bytes_, std::memory_order_relaxed);
@@ -330,27 +325,19 @@ void EngineCore::advance(const Flight& flight, const StepResult& result, size_t 
     r.prompt_done = true;
     stats_.prompt_tokens.fetch_add(static_cast<uint64_t>(c.num_prompt), std::memory_order_relaxed);
     stats_.prefill_s.observe(seconds(now - *r.started_at));
-    if (!sample) return book_.finish_request(r, FinishReason::kLength, "");
+    if (run.empty()) return book_.finish_request(r, FinishReason::kLength, "");
     fork_choices(c);
   }
-  take_token(c, std::move(*sample), now);
+  take_last(c, std::move(run.back()), num_drafts - static_cast<int64_t>(run.size()) + 1, now);
   for (size_t i = 1; first && i < r.choices.size(); ++i) {
-    Sample other = sampler_.one().sample(logits(flight, result, entry, c.num_computed - 1), *r.choices[i]->sampler);
-    if (const auto error = sample_error(other, *r.choices[i]); !error.empty()) {
+    Sequence& fork = *r.choices[i];
+    Sample other = sampler_.one().sample(logits(flight, result, entry, c.num_computed - 1), *fork.sampler);
+    if (const auto error = StepSampler::error_of(other, *fork.sampler); !error.empty()) {
       return fail_request(r, std::string(error));
     }
-    take_token(*r.choices[i], std::move(other), now);
+    fork.sampler->accept(other.token);
+    take_last(fork, std::move(other), 0, now);
   }
-}
-
-std::string_view EngineCore::sample_error(const Sample& sample, const Sequence& sequence) {
-  switch (sample.status) {
-    case SampleStatus::kOk: return {};
-    case SampleStatus::kBadLogits: return "the model produced NaN logits";
-    case SampleStatus::kNoToken: break;
-  }
-  const std::string_view failure = sequence.sampler->constraint_failure();
-  return failure.empty() ? "the constraint allows no token" : failure;
 }
 
 bool EngineCore::send_prompt_logprobs(const Flight& flight, const StepResult& result, size_t entry, Sequence& c) {
@@ -421,12 +408,10 @@ void EngineCore::fork_choices(Sequence& first) {
   }
 }
 
-void EngineCore::take_token(Sequence& c, Sample sample, Clock::time_point now) {
+void EngineCore::take_token(Sequence& c, TokenEvent event, Clock::time_point now) {
   ActiveRequest& r = *c.request;
-  const SamplingParams& params = r.request.sampling;
-  c.sampler->accept(sample.token);
-  c.tokens.push_back(sample.token);
-  book_.say(r, TokenEvent{c.choice, sample.token, std::move(sample.logprobs)});
+  c.tokens.push_back(event.token);
+  book_.say(r, std::move(event));
   stats_.generated_tokens.fetch_add(1, std::memory_order_relaxed);
   if (!r.first_token_at) {
     r.first_token_at = now;
@@ -434,10 +419,16 @@ void EngineCore::take_token(Sequence& c, Sample sample, Clock::time_point now) {
   }
   if (c.num_generated() > 1) stats_.inter_token_s.observe(seconds(now - c.last_token_at));
   c.last_token_at = now;
+}
 
-  const bool stop_id = std::ranges::find(params.stop_token_ids, sample.token) != params.stop_token_ids.end();
-  if (stop_id || (!params.ignore_eos && is_eos(sample.token))) {
-    book_.finish_choice(r, c.choice, FinishReason::kStop, sample.token, "");
+void EngineCore::take_last(Sequence& c, Sample sample, int64_t rejected, Clock::time_point now) {
+  ActiveRequest& r = *c.request;
+  const SamplingParams& params = r.request.sampling;
+  const int32_t token = sample.token;
+  take_token(c, {c.choice, token, std::move(sample.logprobs), false, static_cast<int32_t>(rejected)}, now);
+  const bool stop_id = std::ranges::find(params.stop_token_ids, token) != params.stop_token_ids.end();
+  if (stop_id || (!params.ignore_eos && is_eos(token))) {
+    book_.finish_choice(r, c.choice, FinishReason::kStop, token, "");
   } else if (c.sampler->constraint_finished()) {
     book_.finish_choice(r, c.choice, FinishReason::kStop, -1, "");
   } else if (c.num_known() >= c.max_len) {

@@ -3,14 +3,13 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
+#include <span>
 #include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "engine/active_request.h"
-#include "engine/batch_sampler.h"
 #include "engine/capacity.h"
 #include "engine/cost_model.h"
 #include "engine/engine_report.h"
@@ -20,6 +19,7 @@
 #include "engine/scheduler.h"
 #include "engine/stats.h"
 #include "engine/step_runner.h"
+#include "engine/step_sampler.h"
 
 namespace bam {
 
@@ -106,8 +106,13 @@ class EngineCore {
   const SchedulePlan* make_plan(Clock::time_point now);
   void shed_youngest(const std::string& why);
   Sequence& add_choice(ActiveRequest& request);
+  // Whether steps guess what follows in this request's texts.
+  bool may_draft(const Request& request) const;
+  void propose_drafts();
+  // Time per token of the sequences that decode.
+  void note_decode(const Flight& flight);
   void note_admitted(const SchedulePlan& plan, Clock::time_point now);
-  // Draws the next tokens of all sequences that have caught up: samples_.
+  // The next tokens of all sequences that have caught up.
   void sample_next(const Flight& flight, const StepResult& result);
   void advance(const Flight& flight, const StepResult& result, size_t entry, Clock::time_point now);
   // Both return false when the model produced NaN.
@@ -117,9 +122,11 @@ class EngineCore {
   void send_progress(Sequence& choice, Clock::time_point now);
   // The other choices of a request start from the pages and the logits that the first one has.
   void fork_choices(Sequence& first);
-  // Why a sample of this sequence cannot be used; empty: it can.
-  static std::string_view sample_error(const Sample& sample, const Sequence& sequence);
-  void take_token(Sequence& choice, Sample sample, Clock::time_point now);
+  void take_token(Sequence& choice, TokenEvent event, Clock::time_point now);
+  // The newest token of a step, the only one that may end the text.
+  void take_last(Sequence& choice, Sample sample, int64_t rejected_drafts, Clock::time_point now);
+  // All tokens of a run but the last.
+  void take_drafts(Sequence& choice, std::span<Sample> run, int64_t num_drafts, Clock::time_point now);
 
   // Ends a request whose numbers went wrong: nothing it computed stays in the cache.
   void fail_request(ActiveRequest& request, const std::string& message);
@@ -145,10 +152,9 @@ class EngineCore {
   std::vector<Flight> flights_;  // ring of depth()
   size_t first_flight_ = 0, num_in_flight_ = 0;
   bool forming_ = false;
-  BatchSampler sampler_;
-  AppendDraw append_draw_;  // empty: the host samples
-  std::vector<BatchSampler::Row> host_rows_;
-  std::vector<std::optional<Sample>> samples_;  // [plan entries] nothing: more rows to compute, or no room for a token
+  StepSampler sampler_;
+  std::vector<Sequence*> alive_;  // [entries] of the step that is finished
+  std::vector<int32_t> sampled_;  // tokens of one sequence in it
   ProbeQueue probes_;
   uint64_t next_arrival_ = 1;
   uint64_t seed_key_;  // of requests without a seed

@@ -32,7 +32,7 @@ void EngineCore::fill(Flight& flight, const SchedulePlan& plan, Clock::time_poin
   for (const ScheduledRows& rows : plan.rows) {
     flight.stays.push_back(rows.sequence->blocks.id);
     flight.tables.push_back(&rows.sequence->blocks);
-    flight.batch.append(rows, append_draw_);
+    flight.batch.append(rows, sampler_.append_draw());
   }
 }
 

@@ -8,8 +8,8 @@ EngineReport::EngineReport(const Scheduler& scheduler, const StagedKv& kv, const
                            const EngineStats& stats)
     : scheduler_(scheduler), kv_(kv), cost_(cost), stats_(stats) {}
 
-void EngineReport::note_decode_step(double step_ms) {
-  decode_step_ms_ = decode_step_ms_ == 0 ? step_ms : 0.8 * decode_step_ms_ + 0.2 * step_ms;
+void EngineReport::note_decode_step(double token_ms) {
+  decode_step_ms_ = decode_step_ms_ == 0 ? token_ms : 0.8 * decode_step_ms_ + 0.2 * token_ms;
 }
 
 double LoadSummary::predict_ttft_ms(int64_t prompt_tokens) const {

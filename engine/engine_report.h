@@ -25,8 +25,8 @@ class EngineReport {
   // All of them outlive the report.
   EngineReport(const Scheduler& scheduler, const StagedKv& kv, const CostModel& cost, const EngineStats& stats);
 
-  // How long a step with decode rows took.
-  void note_decode_step(double step_ms);
+  // How long a token took in a step with decode rows.
+  void note_decode_step(double token_ms);
 
   // Everything but queued_tokens and attention, which others count.
   EnginePicture picture(Clock::time_point now) const;

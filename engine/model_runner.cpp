@@ -2,12 +2,16 @@
 
 #include <utility>
 
+#include "engine/clock.h"
+
 namespace bam {
 
 ModelRunner::ModelRunner(BamModel& model, const KvPlan& plan)
     : stage_(model, plan), size_{plan.geometry, plan.num_pages} {
   sequences_.reserve(static_cast<size_t>(plan.config.max_num_seqs));
   result_.logits.reserve(static_cast<size_t>(model.options().max_logit_rows));
+  picture_.num_layers = model.stage().num_layers;
+  picture_.device = model.backend().description();
 }
 
 void ModelRunner::copy_pages(StagedKv& kv) {
@@ -28,6 +32,7 @@ void sequence_rows(const StepBatch& batch, std::span<const StagedBlocks* const> 
 }
 
 void ModelRunner::issue(const StepBatch& batch, std::span<const StagedBlocks* const> tables, StagedKv&) {
+  const auto start = std::chrono::steady_clock::now();
   sequence_rows(batch, tables, 0, sequences_);
   stage_.run({batch.tokens, sequences_, batch.logit_rows, batch.host_rows, &batch.draws, batch.wants_hidden});
   result_.hidden = stage_.hidden().data();
@@ -36,6 +41,7 @@ void ModelRunner::issue(const StepBatch& batch, std::span<const StagedBlocks* co
     result_.logits[static_cast<size_t>(row)] = stage_.logits(static_cast<size_t>(row));
   }
   result_.drawn.assign(stage_.drawn().begin(), stage_.drawn().end());
+  picture_.add_step(ms_since(start));
 }
 
 const StepResult* ModelRunner::finish(std::chrono::milliseconds) { return &result_; }
@@ -46,12 +52,7 @@ std::optional<std::vector<float>> ModelRunner::advance_probe(AttentionProbe& pro
   return probe.result();
 }
 
-std::vector<StagePicture> ModelRunner::picture() const {
-  StagePicture all;
-  all.num_layers = stage_.model().stage().num_layers;
-  all.device = stage_.model().backend().description();
-  return {all};
-}
+std::vector<StagePicture> ModelRunner::picture() const { return {picture_}; }
 
 void ModelRunner::read_pages(int, std::span<const int32_t> pages, std::span<std::byte> out) {
   stage_.model().backend().read_pages(stage_.kv(), pages, out);

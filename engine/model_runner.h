@@ -32,6 +32,7 @@ class ModelRunner final : public StepRunner {
   StagedKv::Stage size_;
   std::vector<SequenceRows> sequences_;
   StepResult result_;
+  StagePicture picture_;
 };
 
 // The rows of a step in one stage's block tables.

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/clock.h"
 #include "engine/model_runner.h"
 
 namespace bam {
@@ -253,7 +254,8 @@ void PipelineRunner::send_rows(const StepBatch& batch) {
       runner_.run({.tokens = batch.tokens,
                    .sequences = sequences_,
                    .residual_out = reinterpret_cast<float*>(writer.payload().data())});
-      report_.stage_ms.push_back(std::chrono::duration<double, std::milli>(SteadyClock::now() - start).count());
+      report_.stage_ms.push_back(ms_since(start));
+      report_.wait_ms.push_back(std::exchange(waited_ms_, 0));
       write(writer, report_);
       return transport_->send(1, Channel::kActivations, rows_message_);
     } catch (const DeviceLost&) {
@@ -306,11 +308,14 @@ void PipelineRunner::take_counters(int rank, const std::vector<std::byte>& messa
 const StepResult* PipelineRunner::finish(milliseconds timeout) {
   BAM_CHECK(!pending_.empty());
   return checked(last_rank(), [&]() -> const StepResult* {
+    const auto start = SteadyClock::now();
     if (!arrived_.empty()) {
       result_message_ = std::move(arrived_.front());
       arrived_.pop_front();
-    } else if (!receive(last_rank(), Kind::kDone, result_message_, timeout)) {
-      return nullptr;
+    } else {
+      const bool here = receive(last_rank(), Kind::kDone, result_message_, timeout);
+      waited_ms_ += ms_since(start);
+      if (!here) return nullptr;
     }
     const Pending pending = std::move(pending_.front());
     pending_.pop_front();
@@ -337,13 +342,12 @@ void PipelineRunner::read_result(const Pending& pending) {
   for (size_t i = 0; i < pending.host_rows.size(); ++i) {
     result_.logits[static_cast<size_t>(pending.host_rows[i])] = rows.data() + i * vocab;
   }
-  if (report_.stage_ms.size() != stages_.size()) throw WireError("the times of other stages");
+  if (report_.stage_ms.size() != stages_.size() || report_.wait_ms.size() != stages_.size()) {
+    throw WireError("the times of other stages");
+  }
   for (size_t rank = 0; rank < stages_.size(); ++rank) {
-    StagePicture& picture = pictures_[rank];
-    ++picture.steps;
-    picture.busy_ms += report_.stage_ms[rank];
-    picture.step_ms =
-        picture.step_ms == 0 ? report_.stage_ms[rank] : 0.8 * picture.step_ms + 0.2 * report_.stage_ms[rank];
+    pictures_[rank].add_step(report_.stage_ms[rank]);
+    pictures_[rank].wait_ms += report_.wait_ms[rank];
     result_.slowest_ms = std::max({result_.slowest_ms, report_.stage_ms[rank], 1e-6});
   }
 }

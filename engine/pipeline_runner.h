@@ -93,6 +93,7 @@ class PipelineRunner final : public StepRunner {
   std::deque<std::vector<std::byte>> arrived_;            // results that came while something else was awaited
   std::vector<std::vector<AttentionCounters>> counters_;  // [ranks] as last heard
   std::vector<StagePicture> pictures_;                    // [ranks]
+  double waited_ms_ = 0;                                  // for results, since the last step was issued
   SteadyClock::time_point watched_{}, asked_{};
 
   std::atomic<bool> stopping_{false};

@@ -36,10 +36,19 @@ struct SamplingParams {
 // One vector for the whole prompt, made of the rows behind the model's final norm.
 enum class Pooling : uint8_t { kNone, kMean, kLast };
 
+// Guesses from the request's own text that a step computes along with the row that is due; see engine/drafter.h. They
+// change when tokens come, never which.
+struct DraftParams {
+  static constexpr int32_t kMaxTokens = 32, kMaxNgram = 8;
+  int32_t tokens = 16;  // at most so many in one step; 0: none
+  int32_t ngram = 3;    // tokens in a row that must have stood there before, at least 1
+};
+
 struct Request {
   std::string id;               // unique among live requests
   std::vector<int32_t> prompt;  // not empty, every id in [0, vocab)
   SamplingParams sampling;
+  DraftParams draft;
   int32_t n = 1;                                      // choices sharing the prompt's pages
   int32_t priority = 0;                               // lower is earlier
   std::string cache_salt;                             // prefix cache entries are shared within one salt only
@@ -66,6 +75,8 @@ struct TokenEvent {
   int32_t choice = 0;
   int32_t token = 0;
   std::optional<TokenLogprobs> logprobs;
+  bool drafted = false;         // it was guessed, and its row computed along with the one before
+  int32_t rejected_drafts = 0;  // wrong guesses of its step, with the step's last token
 };
 
 // Prompt positions done so far; sent after every step that read a part of the prompt.
@@ -94,7 +105,8 @@ struct FinishEvent {
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;
   int64_t generated_tokens = 0;
-  std::string message;  // kError, kTimeout: what happened
+  int64_t accepted_drafts = 0, rejected_drafts = 0;  // guesses that were computed along: right (and generated), wrong
+  std::string message;                               // kError, kTimeout: what happened
 };
 
 using Event = std::variant<TokenEvent, ProgressEvent, PromptLogprobsEvent, EmbeddingEvent, FinishEvent>;

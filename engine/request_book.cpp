@@ -95,6 +95,8 @@ void RequestBook::finish_choice(ActiveRequest& r, int32_t index, FinishReason re
     Sequence& c = *r.choices[static_cast<size_t>(index)];
     scheduler_.remove(c);
     event.generated_tokens = c.num_generated();
+    event.accepted_drafts = c.num_accepted;
+    event.rejected_drafts = c.num_drafted - c.num_accepted;
   }
   if (r.first_token_at) {
     stats_.decode_s.observe(seconds(now - *r.first_token_at));

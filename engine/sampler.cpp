@@ -148,8 +148,9 @@ int32_t Sampler::argmax(std::span<const float> row) const {
   return static_cast<int32_t>(std::find(begin, row.end(), maxima_[block]) - row.begin());
 }
 
-double Sampler::next_uniform(const SamplerState& state) {
-  return philox_uniform(state.seed_, static_cast<uint32_t>(state.choice_), static_cast<uint64_t>(state.num_generated_));
+double Sampler::next_uniform(const SamplerState& state, int64_t ahead) {
+  return philox_uniform(state.seed_, static_cast<uint32_t>(state.choice_),
+                        static_cast<uint64_t>(state.num_generated_ + ahead));
 }
 
 int32_t Sampler::draw(std::span<const float> row, const SamplerState& state) {
@@ -331,11 +332,18 @@ void Sampler::keep_mass(double mass) {
   candidates_ = candidates_.first(keep);
 }
 
-bool Sampler::plan_draw(const SamplerState& state, DrawBatch& batch) const {
+bool Sampler::plan_draw(const SamplerState& state, DrawBatch& batch, int64_t count) const {
   const SamplingParams& p = state.params_;
   if (state.constraint_ || p.num_logprobs >= 0 || vocab_size_ > kMaxDrawVocab || !state.distinct_biases_) return false;
+  if (count > 1 && uses_penalties(p)) return false;
   // What goes to the device must be less than what it spares: a row of logits.
   if (2 * (state.seen_.size() + p.logit_bias.size()) > static_cast<size_t>(vocab_size_)) return false;
+  for (int64_t ahead = 0; ahead < count; ++ahead) append_draw(state, ahead, batch);
+  return true;
+}
+
+void Sampler::append_draw(const SamplerState& state, int64_t ahead, DrawBatch& batch) const {
+  const SamplingParams& p = state.params_;
   const auto begin = [](const auto& list) { return static_cast<int32_t>(list.size()); };
   const bool greedy = p.temperature < kGreedyTemperature;
   DrawRow row{.greedy = greedy,
@@ -346,7 +354,7 @@ bool Sampler::plan_draw(const SamplerState& state, DrawBatch& batch) const {
               .repetition_penalty = p.repetition_penalty,
               .presence_penalty = p.presence_penalty,
               .frequency_penalty = p.frequency_penalty,
-              .uniform = next_uniform(state),
+              .uniform = next_uniform(state, ahead),
               .seen = {begin(batch.seen), begin(state.seen_)},
               .biases = {begin(batch.biases), 0},
               .banned = {begin(batch.banned), 0}};
@@ -357,7 +365,7 @@ bool Sampler::plan_draw(const SamplerState& state, DrawBatch& batch) const {
   for (const int32_t token : state.seen_) {
     batch.seen.push_back({token, state.output_counts_[static_cast<size_t>(token)]});
   }
-  if (state.num_generated_ < p.min_tokens) {
+  if (state.num_generated_ + ahead < p.min_tokens) {
     for (const std::span<const int32_t> ids : {std::span(eos_token_ids_), std::span(p.stop_token_ids)}) {
       for (const int32_t token : ids) {
         if (token >= 0 && token < vocab_size_) batch.banned.push_back(token);
@@ -366,7 +374,6 @@ bool Sampler::plan_draw(const SamplerState& state, DrawBatch& batch) const {
   }
   row.banned.count = begin(batch.banned) - row.banned.begin;
   batch.rows.push_back(row);
-  return true;
 }
 
 Sample Sampler::from_draw(int32_t drawn) {

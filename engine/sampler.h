@@ -69,9 +69,10 @@ class Sampler {
 
   // Samples the next token of a sequence from logits [vocab]; does not accept() it.
   Sample sample(std::span<const float> logits, SamplerState& state);
-  // The same for a device: appends the next token's draw to the batch, but for the row of logits. False: the host must
-  // sample, because a constraint, log-probabilities or long lists of tokens are involved.
-  bool plan_draw(const SamplerState& state, DrawBatch& batch) const;
+  // The same for a device: appends the draws of the next `count` tokens to the batch, but for the rows of logits. False,
+  // with nothing appended: the host must sample, because a constraint, log-probabilities or long lists of tokens are
+  // involved, or, beyond the next token, penalties, which depend on those before.
+  bool plan_draw(const SamplerState& state, DrawBatch& batch, int64_t count = 1) const;
   // What the device drew.
   static Sample from_draw(int32_t drawn);
   // Log-probabilities of `token`; nullopt for bad logits.
@@ -86,9 +87,10 @@ class Sampler {
   bool apply_masks(SamplerState& state);
   int32_t argmax(std::span<const float> row) const;
   int32_t draw(std::span<const float> row, const SamplerState& state);
+  void append_draw(const SamplerState& state, int64_t ahead, DrawBatch& batch) const;
   int32_t draw_from_blocks(double target) const;
   int32_t draw_from_candidates(double uniform);
-  static double next_uniform(const SamplerState& state);
+  static double next_uniform(const SamplerState& state, int64_t ahead = 0);
   // candidates_ = what top-k, top-p and min-p leave; total = sum of probs_. False: see restrict_flat().
   bool restrict_candidates(const SamplingParams& params, double total);
   // top-p and min-p for rows with very many likely tokens: zeroes the others in probs_ and renews sums_.

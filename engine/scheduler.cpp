@@ -10,6 +10,12 @@ namespace bam {
 namespace {
 
 constexpr double kNoDecodeFactor = 4;  // step time without decode rows, in targets
+// A guess must promise so many times the tokens per millisecond that a step has anyway: prices are not known exactly.
+constexpr double kDraftMargin = 1.1;
+// Now and then likely guesses are computed although they seem too dear: what they cost is seen only when they are.
+constexpr int kDraftPatience = 32;
+constexpr int64_t kTriedDrafts = 2;
+constexpr double kLikelyDraft = 0.5;
 
 void insert_sorted(std::vector<Sequence*>& queue, Sequence* sequence) {
   const auto at = std::upper_bound(queue.begin(), queue.end(), sequence,
@@ -38,6 +44,7 @@ void Scheduler::reserve(size_t sequences) {
   };
   for (auto* queue : {&running_, &waiting_, &paused_, &prefills_, &plan_.admitted, &plan_.preempted}) grow(*queue);
   grow(plan_.rows);
+  grow(drafts_);
 }
 
 void Scheduler::add(Sequence& sequence) {
@@ -99,6 +106,7 @@ const SchedulePlan& Scheduler::schedule(Clock::time_point now) {
   schedule_decodes();
   admit_waiting();
   schedule_prefills();
+  schedule_drafts();
   collect_rows(now);
   return plan_;
 }
@@ -107,7 +115,7 @@ void Scheduler::promote_starved(Clock::time_point now) {
   bool changed = false;
   for (auto* queue : {&running_, &waiting_}) {
     for (Sequence* s : *queue) {
-      s->granted = 0;
+      s->granted = s->drafted = 0;
       if (!s->idle_since) s->idle_since = now;
       if (s->promoted || now - *s->idle_since < limits_.promote_after) continue;
       s->promoted = changed = true;
@@ -146,7 +154,7 @@ bool Scheduler::make_room(Sequence& s, int64_t rows) {
 void Scheduler::preempt(Sequence& s) {
   std::erase(running_, &s);
   give_back(s);
-  s.granted = 0;
+  s.granted = s.drafted = 0;
   ++s.num_preemptions;
   std::erase(plan_.admitted, &s);
   plan_.preempted.push_back(&s);
@@ -330,13 +338,78 @@ void Scheduler::share_time(std::span<Sequence*> active) {
   for (Sequence* s : members) s->virtual_time = std::max(s->virtual_time, served_from);
 }
 
+bool Scheduler::grow_for_drafts(Sequence& s, int64_t rows) {
+  const int64_t end = s.num_scheduled + 1 + rows;
+  bool grows = false;
+  for (int stage = 0; stage < kv_.num_stages(); ++stage) {
+    const BlockTable& table = s.blocks.stages[static_cast<size_t>(stage)];
+    grows = grows || kv_.stage(stage).pages_to_grow(table, s.num_scheduled, end) > 0;
+  }
+  if (!grows) return true;
+  reserved_pages();
+  for (int stage = 0; stage < kv_.num_stages(); ++stage) {
+    if (reserved_[static_cast<size_t>(stage)] > kv_.stage(stage).num_available()) return false;
+  }
+  return kv_.grow(s.blocks, s.num_scheduled, end);
+}
+
+double Scheduler::collect_drafts(StepLoad& load) {
+  drafts_.clear();
+  double tokens = 0;
+  for (Sequence* s : running_) {
+    if (s->granted == 0) continue;
+    load.add(s->num_scheduled, s->granted);
+    if (s->num_unscheduled() != s->granted) continue;
+    tokens += 1;
+    if (s->num_uncomputed() == 1 && s->drafter && !s->drafter->proposal().empty()) {
+      drafts_.push_back({s, s->drafter->chance(), cost_.draft_row_ms(s->num_scheduled)});
+    }
+  }
+  return tokens;
+}
+
+// One guess after the other, the most promising first.
+void Scheduler::schedule_drafts() {
+  if (static_cast<int64_t>(running_.size()) >= limits_.max_num_seqs) return;
+  StepLoad load;
+  double tokens = collect_drafts(load);  // that the step brings, as far as they are expected
+  if (drafts_.empty()) return;
+  double ms = cost_.predict_ms(load);
+  const auto promise = [](const NextDraft& d) { return d.chance / d.ms; };
+  int64_t made = 0;
+  while (!drafts_.empty() && rows_left_ > 0 && logits_left_ > 0) {
+    NextDraft& next = *std::ranges::max_element(drafts_, {}, promise);
+    Sequence& s = *next.sequence;
+    const double chance = s.drafter->chance();
+    if (promise(next) * ms < kDraftMargin * tokens) {
+      if (made == 0 && chance > kLikelyDraft) ++drafts_denied_;
+      if (drafts_denied_ <= kDraftPatience || made >= kTriedDrafts) break;
+    }
+    const bool more = s.drafted < static_cast<int64_t>(s.drafter->proposal().size());
+    if (!more || !grow_for_drafts(s, s.drafted + 1)) {
+      std::swap(next, drafts_.back());
+      drafts_.pop_back();
+      continue;
+    }
+    ++made;
+    ++s.drafted;
+    --rows_left_;
+    --logits_left_;
+    tokens += next.chance;
+    ms += next.ms;
+    next.chance *= chance;
+  }
+  if (made > 0) drafts_denied_ = 0;
+}
+
 void Scheduler::collect_rows(Clock::time_point now) {
   plan_.load = StepLoad{};
   for (const bool decode : {true, false}) {
     for (Sequence* s : running_) {
       if (s->granted == 0 || (s->num_unscheduled() == 1) != decode) continue;
-      plan_.rows.push_back({s, s->num_scheduled, s->granted});
+      plan_.rows.push_back({s, s->num_scheduled, s->granted + s->drafted, s->drafted});
       plan_.load.add(s->num_scheduled, s->granted);
+      if (s->drafted > 0) plan_.load.add_drafts(s->num_scheduled + s->granted, s->drafted);
       s->num_scheduled += std::exchange(s->granted, 0);
       s->idle_since = now;
     }

@@ -4,7 +4,9 @@
 // Each step, in this order:
 //   1. decode rows: every running sequence with one uncomputed token gets its row (with decode_groups: its turn);
 //   2. admission: waiting sequences in order (class, then arrival) while slots and pages last;
-//   3. prefill chunks: the time left of the step target is shared fairly by predicted milliseconds.
+//   3. prefill chunks: the time left of the step target is shared fairly by predicted milliseconds;
+//   4. drafts: rows of guesses behind decode rows, where they promise more tokens per millisecond than the step has
+//      without them. They take no page that a running sequence needs soon, and none when all slots are taken.
 //
 // What it promises:
 //   - Step time. With decode rows, prefill is given max(T - D, max(T, D) / 4) ms, where T is the target and D the
@@ -50,6 +52,7 @@ struct ScheduledRows {
   Sequence* sequence = nullptr;
   int64_t start = 0;  // tokens [start, start + num_rows)
   int64_t num_rows = 0;
+  int64_t num_drafts = 0;  // the last of these rows are guesses, the beginning of the drafter's proposal
 };
 
 struct SchedulePlan {
@@ -120,6 +123,11 @@ class Scheduler {
   bool make_room(Sequence& sequence, int64_t rows);
   void preempt(Sequence& sequence);
   void give_back(Sequence& sequence);
+  void schedule_drafts();
+  // The decode rows of the plan that have something to guess, in drafts_; returns the tokens that the step brings anyway.
+  double collect_drafts(StepLoad& load);
+  // Room for `rows` guesses behind the decode row, without taking it from anybody.
+  bool grow_for_drafts(Sequence& sequence, int64_t rows);
   void collect_rows(Clock::time_point now);
 
   SchedulerLimits limits_;
@@ -137,6 +145,14 @@ class Scheduler {
   int64_t rows_left_ = 0;
   int64_t logits_left_ = 0;  // beyond the one row kept for every running sequence
   bool prefill_started_ = false;
+
+  struct NextDraft {
+    Sequence* sequence;
+    double chance;  // that its next guess and all before it are right
+    double ms;      // of a row
+  };
+  std::vector<NextDraft> drafts_;
+  int drafts_denied_ = 0;  // steps in a row whose likely guesses were too dear
 };
 
 }  // namespace bam

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/clock.h"
+#include "engine/drafter.h"
 #include "engine/sampler.h"
 #include "engine/serving_order.h"
 #include "engine/staged_kv.h"
@@ -22,7 +23,7 @@ struct Sequence : ServingRank {
   std::vector<int32_t> tokens;  // known: prompt, then generated
   int64_t num_prompt = 0;
   int64_t num_computed = 0;
-  int64_t num_scheduled = 0;  // computed or on their way
+  int64_t num_scheduled = 0;  // computed or on their way, guesses not counted
   int64_t max_len = 0;        // most tokens it can ever have
   // Prompt positions from here on all need logits (prompt logprobs, pooling), so they are never taken from the prefix cache.
   int64_t logits_from = INT64_MAX;
@@ -31,6 +32,9 @@ struct Sequence : ServingRank {
   StagedBlocks blocks;
   std::optional<SamplerState> sampler;  // set by the engine, unused by the scheduler
   Clock::time_point last_token_at{};    // likewise
+  // Its proposal is made before a plan and stays while rows are on their way; nothing: no guesses.
+  std::optional<Drafter> drafter;
+  int64_t num_drafted = 0, num_accepted = 0;
 
   // Owned by the scheduler.
   enum class Queue : uint8_t { kNone, kWaiting, kRunning, kPaused };
@@ -39,6 +43,7 @@ struct Sequence : ServingRank {
   int64_t overtaken = 0;                        // sequences admitted past it while it was first but had no memory
   double virtual_time = 0;                      // prefill time received, for the fair share
   int64_t granted = 0;                          // rows in the plan being made
+  int64_t drafted = 0;                          // and beyond them, rows of its drafter's proposal
   int64_t num_preemptions = 0;
 
   int64_t num_known() const { return static_cast<int64_t>(tokens.size()); }

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/clock.h"
 #include "engine/probe_queue.h"
 #include "engine/stage_info.h"
 #include "engine/stage_runner.h"
@@ -150,9 +151,11 @@ class StageLoop {
   void step(Reader& reader) {
     decode(reader, limits_, plan_);
     tables_.apply(plan_, sequences_);
+    const auto planned = SteadyClock::now();
     std::optional<Reader> rows = take_rows(reader.head().step);
     if (!rows) return;
     read(*rows, report_);
+    report_.wait_ms.push_back(ms_since(planned));
     const int64_t count = plan_.num_rows(), hidden = runner_.model().config().hidden_size;
     const auto row_floats = static_cast<size_t>(count * hidden);
     const Kind kind = is_last() ? Kind::kDone : Kind::kRows;
@@ -203,7 +206,7 @@ class StageLoop {
       std::ranges::copy(runner_.hidden(), floats + plan_.host_rows.size() * vocab);
       report_.drawn.assign(runner_.drawn().begin(), runner_.drawn().end());
     }
-    report_.stage_ms.push_back(std::chrono::duration<double, std::milli>(SteadyClock::now() - start).count());
+    report_.stage_ms.push_back(ms_since(start));
     return true;
   }
 

@@ -33,8 +33,9 @@ class Histogram {
 struct EngineStats {
   EngineStats();
   std::atomic<uint64_t> steps{0}, prompt_tokens{0}, generated_tokens{0}, preemptions{0}, pauses{0};
-  std::atomic<uint64_t> prefix_queries{0}, prefix_hits{0};  // in tokens
-  std::array<std::atomic<uint64_t>, 5> finished{};          // by FinishReason
+  std::atomic<uint64_t> prefix_queries{0}, prefix_hits{0};       // in tokens
+  std::atomic<uint64_t> drafts_proposed{0}, drafts_accepted{0};  // guesses computed along, and those that were right
+  std::array<std::atomic<uint64_t>, 5> finished{};               // by FinishReason
   std::atomic<uint64_t> reach_freed_bytes{0}, pages_evicted{0};
   std::atomic<uint64_t> group_losses{0}, replays{0};  // of ranks; requests that were computed again because of them
   Histogram ttft_s, inter_token_s, e2e_s, queue_s, prefill_s, decode_s, prompt_len, generation_len, step_s;
@@ -49,7 +50,14 @@ struct StagePicture {
   int64_t pages_total = 0, pages_free = 0, pages_cached = 0, pages_used = 0;
   uint64_t steps = 0;
   double busy_ms = 0;  // of all steps
+  double wait_ms = 0;  // for rows of steps that were planned; rank 0: for room to issue another
   double step_ms = 0;  // smoothed
+
+  void add_step(double ms) {
+    ++steps;
+    busy_ms += ms;
+    step_ms = step_ms == 0 ? ms : 0.8 * step_ms + 0.2 * ms;
+  }
 };
 
 enum class RequestState : uint8_t { kQueued, kPrefill, kDecode, kPreempted, kPaused };

@@ -24,16 +24,21 @@ void StepBatch::reserve(int64_t rows, int64_t sequences, int64_t logits) {
 
 void StepBatch::append(const ScheduledRows& scheduled, const AppendDraw& append_draw) {
   const Sequence& s = *scheduled.sequence;
-  const int64_t begin = scheduled.start, end = begin + scheduled.num_rows;
+  const int64_t drafts = scheduled.num_drafts;
+  const int64_t begin = scheduled.start, end = begin + scheduled.num_rows - drafts;
   const int64_t row_begin = static_cast<int64_t>(tokens.size());
   wants_hidden = wants_hidden || s.wants_hidden;
   tokens.insert(tokens.end(), s.tokens.begin() + begin, s.tokens.begin() + end);
+  if (drafts > 0) {
+    const auto guesses = s.drafter->proposal().first(static_cast<size_t>(drafts));
+    tokens.insert(tokens.end(), guesses.begin(), guesses.end());
+  }
 
-  // The newest row predicts the next token; rows of the prompt are wanted only for prompt logprobs.
-  Entry entry{begin, scheduled.num_rows};
+  // Rows of the prompt are wanted only for prompt logprobs.
+  Entry entry{begin, scheduled.num_rows, drafts};
   entry.samples = end == s.num_known() && s.num_known() < s.max_len;
   entry.first_logit = entry.samples ? end - 1 : end;
-  entry.num_logits = entry.samples ? 1 : 0;
+  entry.num_logits = entry.samples ? 1 + drafts : 0;
   entry.logit_offset = logit_rows.size();
   if (s.wants_prompt_logits()) {
     const int64_t first = std::max(begin, s.logits_from);
@@ -43,9 +48,12 @@ void StepBatch::append(const ScheduledRows& scheduled, const AppendDraw& append_
       entry.num_logits = last - first;
     }
   }
-  if (entry.samples && entry.num_logits == 1 && append_draw && append_draw(s, draws)) {
-    entry.draw = static_cast<int32_t>(draws.rows.size()) - 1;
-    draws.rows.back().row = static_cast<int32_t>(entry.logit_offset);
+  const size_t first_draw = draws.rows.size();
+  if (entry.samples && entry.num_logits == 1 + drafts && append_draw && append_draw(s, drafts, draws)) {
+    entry.draw = static_cast<int32_t>(first_draw);
+    for (size_t i = first_draw; i < draws.rows.size(); ++i) {
+      draws.rows[i].row = static_cast<int32_t>(entry.logit_offset + i - first_draw);
+    }
   } else {
     for (int64_t i = 0; i < entry.num_logits; ++i) {
       host_rows.push_back(static_cast<int32_t>(entry.logit_offset) + static_cast<int32_t>(i));

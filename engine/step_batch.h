@@ -11,17 +11,19 @@
 
 namespace bam {
 
-// Appends the draw of a sequence's next token, but for its row of logits, or returns false: the host will sample.
-using AppendDraw = std::function<bool(const Sequence&, DrawBatch&)>;
+// Appends the draws of a sequence's next token and of so many after it, if those before are what its drafter says; but for
+// their rows of logits. False, with nothing appended: the host will sample.
+using AppendDraw = std::function<bool(const Sequence&, int64_t drafts, DrawBatch&)>;
 
 struct StepBatch {
-  // The rows of one sequence, and which of them have logits: positions [first_logit, first_logit + num_logits).
+  // The rows of one sequence, the last of them guesses, and which of them have logits: positions [first_logit,
+  // first_logit + num_logits).
   struct Entry {
-    int64_t start = 0, num_rows = 0;
+    int64_t start = 0, num_rows = 0, num_drafts = 0;
     int64_t first_logit = 0, num_logits = 0;
     size_t logit_offset = 0;  // of the first one in logit_rows
-    int32_t draw = -1;        // its one token is drawn where the logits are, and they stay there
-    bool samples = false;     // the newest row predicts the next token
+    int32_t draw = -1;        // its tokens are drawn where the logits are, from this draw on, and they stay there
+    bool samples = false;     // the newest known row predicts the next token, a guess the one behind it
   };
 
   std::vector<int32_t> tokens;      // [rows]

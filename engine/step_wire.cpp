@@ -164,12 +164,14 @@ std::vector<int32_t> read_page_ids(Reader& reader, const PlanLimits& limits) {
 void write(Writer& writer, const StepReport& report) {
   writer.text(std::string_view(report.error).substr(0, kMaxText));
   writer.array(report.stage_ms);
+  writer.array(report.wait_ms);
   writer.array(report.drawn);
 }
 
 void read(Reader& reader, StepReport& report) {
   report.error = reader.text(kMaxText);
   reader.array(report.stage_ms, kMaxStages);
+  reader.array(report.wait_ms, kMaxStages);
   reader.array(report.drawn, uint64_t{1} << 20);
   reader.end();
 }

@@ -21,7 +21,7 @@
 
 namespace bam::wire {
 
-inline constexpr uint16_t kVersion = 1;
+inline constexpr uint16_t kVersion = 2;
 inline constexpr size_t kHeadBytes = 64;
 
 class WireError : public Error {
@@ -155,6 +155,7 @@ std::vector<int32_t> read_page_ids(Reader& reader, const PlanLimits& limits);
 struct StepReport {
   std::string error;             // not empty: a stage failed, there is no payload
   std::vector<double> stage_ms;  // of the stages so far
+  std::vector<double> wait_ms;   // likewise: for their rows, when the plan was there
   // From the last stage; the payload are the logits of the host's rows, then the hidden rows that were wanted.
   std::vector<int32_t> drawn;
 };

@@ -26,19 +26,20 @@ TEST(BatchSampler, ThreadsGiveTheTokensOfOne) {
   const auto run = [&](ThreadPool* threads) {
     BatchSampler sampler(vocab, {2}, threads);
     std::vector<SamplerState> states;
-    std::vector<BatchSampler::Row> rows;
+    std::vector<BatchSampler::Run> runs;
+    std::vector<Sample> samples(logits.size());
+    std::vector<const float*> rows;
+    for (const auto& row : logits) rows.push_back(row.data());
     states.reserve(logits.size());
     for (size_t i = 0; i < logits.size(); ++i) {
       states.emplace_back(params[i], 100 + i, 0, vocab, std::span<const int32_t>(), nullptr);
-      rows.push_back({logits[i], &states[i], {}});
+      runs.push_back(
+          {.logits = std::span(rows).subspan(i, 1), .state = &states[i], .samples = std::span(samples).subspan(i, 1)});
     }
     std::vector<Sample> all;
     for (int step = 0; step < 5; ++step) {
-      sampler.sample(rows);
-      for (size_t i = 0; i < rows.size(); ++i) {
-        if (rows[i].sample.status == SampleStatus::kOk) states[i].accept(rows[i].sample.token);
-        all.push_back(rows[i].sample);
-      }
+      sampler.sample(runs);
+      all.insert(all.end(), samples.begin(), samples.end());
     }
     return all;
   };
@@ -67,12 +68,17 @@ TEST(BatchSampler, AnErrorOfOneRowReachesTheCaller) {
   const auto logits = random_logits(100, 1, 1.0f);
   const SamplingParams greedy = {.temperature = 0};
   SamplerState good(greedy, 1, 0, 100, {}, nullptr), bad(greedy, 1, 0, 100, {}, std::make_unique<Failing>());
-  std::vector<BatchSampler::Row> rows = {{logits, &bad, {}}, {logits, &good, {}}};
+  std::vector<Sample> samples(2);
+  const float* const row = logits.data();
+  std::vector<BatchSampler::Run> runs = {
+      {.logits = std::span(&row, 1), .state = &bad, .samples = std::span(samples).first(1)},
+      {.logits = std::span(&row, 1), .state = &good, .samples = std::span(samples).last(1)},
+  };
   ThreadPool threads(2);
   BatchSampler sampler(100, {}, &threads);
-  EXPECT_THROW(sampler.sample(rows), std::bad_alloc);
-  EXPECT_EQ(rows[1].sample.token, std::max_element(logits.begin(), logits.end()) - logits.begin());
-  sampler.sample(std::span(rows).last(1));  // and the error is gone
+  EXPECT_THROW(sampler.sample(runs), std::bad_alloc);
+  EXPECT_EQ(samples[1].token, std::max_element(logits.begin(), logits.end()) - logits.begin());
+  sampler.sample(std::span(runs).last(1));  // and the error is gone
 }
 
 }  // namespace

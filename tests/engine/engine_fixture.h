@@ -23,6 +23,7 @@ struct Outcome {
   struct PerChoice {
     std::vector<int32_t> tokens;
     std::vector<TokenLogprobs> logprobs;
+    int64_t drafted = 0, rejected_drafts = 0;
     bool finished = false;
     FinishEvent finish;
   };
@@ -77,6 +78,8 @@ class CollectingSink : public EventSink {
       auto& choice = outcome_.choices.at(static_cast<size_t>(token->choice));
       if (choice.finished) outcome_.in_order = false;
       choice.tokens.push_back(token->token);
+      choice.drafted += token->drafted ? 1 : 0;
+      choice.rejected_drafts += token->rejected_drafts;
       if (token->logprobs) choice.logprobs.push_back(std::move(*token->logprobs));
     } else if (auto* finish = std::get_if<FinishEvent>(&event)) {
       auto& choice = outcome_.choices.at(static_cast<size_t>(finish->choice));

@@ -114,8 +114,13 @@ TEST(HotLoop, TheCountersCount) {
   EXPECT_EQ(calls.formats, 1);
 }
 
-// Pages are taken and published once per page; in between, a step of all sequences touches what is there.
-TEST(HotLoop, AWarmStepNeitherAllocatesNorLocksNorFormats) {
+// Pages are taken and published once per page; in between, a step of all sequences touches what is there. With drafts,
+// sequences come near the end of a page in different steps: few of them, then.
+class WarmStep : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(HotLoop, WarmStep, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Drafts" : "Plain"; });
+TEST_P(WarmStep, NeitherAllocatesNorLocksNorFormats) {
+  const bool drafts = GetParam();
   if (!BAM_COUNTS_CALLS) GTEST_SKIP() << "a sanitizer stands where the counters would";
   const testing::TempDir dir;
   testing::write_checkpoint(testing::mixed_reach_spec(), dir.path());
@@ -123,11 +128,13 @@ TEST(HotLoop, AWarmStepNeitherAllocatesNorLocksNorFormats) {
   const auto model = owner.load();
   EngineStats stats;
   NoObserver observer;
-  EngineCore core(*model, plan_kv(*model, testing::small_config()), stats, steady_time(), observer);
+  EngineConfig config = testing::small_config();
+  config.drafts = drafts;
+  EngineCore core(*model, plan_kv(*model, config), stats, steady_time(), observer);
   std::mt19937 rng(5);
   std::vector<std::shared_ptr<CountingSink>> sinks;
   std::vector<int64_t> prompt_len;
-  for (int i = 0; i < 12; ++i) {
+  for (int i = 0; i < (drafts ? 3 : 12); ++i) {
     prompt_len.push_back(40 + 129 * (i % 4));  // sequences come to the end of a page in few different steps
     sinks.push_back(std::make_shared<CountingSink>());
     Request request =
@@ -137,6 +144,11 @@ TEST(HotLoop, AWarmStepNeitherAllocatesNorLocksNorFormats) {
     request.sampling.top_k = i % 3 == 1 ? 20 : 0;
     request.sampling.top_p = i % 2 ? 0.9f : 1.0f;
     request.sampling.frequency_penalty = i % 4 == 3 ? 0.5f : 0.0f;
+    if (drafts) {  // half of the guesses are right
+      request.sampling.max_tokens = 4000;
+      request.sampling.temperature = 2.0f;
+      request.sampling.logit_bias = {{11, 100.0f}, {12, 100.0f}};
+    }
     core.add(std::move(request), sinks.back(), Clock::now());
   }
   for (int i = 0; i < 100; ++i) core.step();  // prompts read, every buffer at its size
@@ -146,7 +158,8 @@ TEST(HotLoop, AWarmStepNeitherAllocatesNorLocksNorFormats) {
     int64_t ends = 0;
     for (size_t i = 0; i < sinks.size(); ++i) {
       const int64_t position = prompt_len[i] + sinks[i]->tokens() - 1;  // of the row that this step computes
-      ends += position % page == 0 || (position + 1) % page == 0;
+      const int64_t rows = drafts ? 1 + DraftParams().tokens : 1;
+      ends += position % page == 0 || (position + rows) / page > position / page;
     }
     const Calls calls = calls_during([&] { core.step(); });
     ASSERT_EQ(calls.locks, 0) << "step " << step;
@@ -160,7 +173,8 @@ TEST(HotLoop, AWarmStepNeitherAllocatesNorLocksNorFormats) {
     }
   }
   for (const auto& sink : sinks) EXPECT_GT(sink->tokens(), 400);
-  EXPECT_GT(quiet_steps, 300);
+  EXPECT_GT(quiet_steps, drafts ? 50 : 300);
+  EXPECT_EQ(stats.drafts_accepted.load() > 0, drafts);
   std::printf("  %lld steps without a single allocation; %lld allocations where %lld times a page began or ended\n",
               static_cast<long long>(quiet_steps), static_cast<long long>(at_page_ends),
               static_cast<long long>(page_ends));

@@ -1,5 +1,5 @@
-// Batch invariance on a real model: tokens and logprobs of a request are the same bits whatever else runs and however
-// memory, chunks, pages and threads are arranged.
+// Batch invariance on a real model: tokens and logprobs of a request are the same bits whatever else runs, however
+// memory, chunks, pages and threads are arranged, and with and without drafts.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,9 +24,11 @@ using testing::small_config;
 using testing::TempDir;
 using testing::TestModel;
 
+// The plain way: nothing in common, nothing guessed.
 std::vector<Outcome> run_one_by_one(const std::filesystem::path& checkpoint, EngineConfig config,
                                     const std::vector<Request>& requests) {
   config.prefix_cache = false;
+  config.drafts = false;
   TestModel model(checkpoint);
   Engine engine(model.load(), config, 7);
   std::vector<Outcome> outcomes;
@@ -39,7 +41,13 @@ std::vector<Outcome> run_one_by_one(const std::filesystem::path& checkpoint, Eng
 }
 
 struct Totals {
-  uint64_t preemptions = 0, reach_freed_bytes = 0, pauses = 0;
+  explicit Totals(const EngineStats& stats)
+      : preemptions(stats.preemptions.load()),
+        reach_freed_bytes(stats.reach_freed_bytes.load()),
+        pauses(stats.pauses.load()),
+        accepted(stats.drafts_accepted.load()),
+        rejected(stats.drafts_proposed.load() - accepted) {}
+  uint64_t preemptions, reach_freed_bytes, pauses, accepted, rejected;
 };
 
 // A reader that stops reading after every few events; somebody else resumes it.
@@ -76,7 +84,7 @@ Totals run_with_pauses(const std::filesystem::path& checkpoint, EngineConfig con
   for (size_t i = 0; i < sinks.size(); ++i) expect_same(requests[i], expected[i], sinks[i]->wait());
   EXPECT_TRUE(engine.drain(std::chrono::seconds(60)));
   EXPECT_EQ(engine.picture()->pages_used, 0);
-  return {engine.stats().preemptions.load(), engine.stats().reach_freed_bytes.load(), engine.stats().pauses.load()};
+  return Totals(engine.stats());
 }
 
 // Submits everything in a random order with random pauses and compares with the one-by-one runs.
@@ -101,7 +109,7 @@ Totals run_together(const std::filesystem::path& checkpoint, EngineConfig config
   EXPECT_TRUE(engine.drain(std::chrono::seconds(60)));
   const auto picture = engine.picture();
   EXPECT_EQ(picture->pages_free + picture->pages_cached, picture->pages_total);
-  return {engine.stats().preemptions.load(), engine.stats().reach_freed_bytes.load(), 0};
+  return Totals(engine.stats());
 }
 
 // Holds the engine up until everybody is there.
@@ -132,7 +140,10 @@ uint64_t run_crowded(const std::filesystem::path& checkpoint, EngineConfig confi
   }
   gate->open();
   for (size_t i = 0; i < sinks.size(); ++i) expect_same(requests[i], expected[i], sinks[i]->wait());
-  return engine.stats().preemptions.load();
+  const Totals totals(engine.stats());
+  EXPECT_EQ(totals.accepted > 50, config.drafts) << totals.accepted;
+  EXPECT_EQ(totals.rejected > 50, config.drafts) << totals.rejected;
+  return totals.preemptions;
 }
 
 class Invariance : public ::testing::Test {
@@ -203,6 +214,14 @@ TEST_F(Invariance, OneByOneRunsAreSane) {
 
 TEST_F(Invariance, Together) { run(small_config(), 1, 2, 1); }
 
+TEST_F(Invariance, InOneMoment) { run_crowded(dir_->path(), small_config(), *requests_, *expected_, 2); }
+
+TEST_F(Invariance, TogetherWithoutDrafts) {
+  EngineConfig config = small_config();
+  config.drafts = false;
+  run(config, 2, 2, 10);
+}
+
 TEST_F(Invariance, TogetherWithoutPrefixCache) {
   EngineConfig config = small_config();
   config.prefix_cache = false;
@@ -233,6 +252,8 @@ TEST_F(Invariance, ConstantPreemption) {
     EngineConfig config = small_config(tight_memory(page_size, 3));
     config.page_size = page_size;
     run(config, 1, 1, 6);
+    run_crowded(dir_->path(), config, *requests_, *expected_, 1);
+    config.drafts = false;
     // The schedule is always the same: 3 with large pages, far more with small ones.
     EXPECT_GE(run_crowded(dir_->path(), config, *requests_, *expected_, 1), page_size == 64 ? 20u : 3u);
   }
@@ -241,17 +262,39 @@ TEST_F(Invariance, ConstantPreemption) {
 TEST_F(Invariance, ConstantPreemptionWithoutPrefixCache) {
   EngineConfig config = small_config(tight_memory(64, 3));
   config.prefix_cache = false;
+  run_crowded(dir_->path(), config, *requests_, *expected_, 2);
+  config.drafts = false;
   EXPECT_GT(run_crowded(dir_->path(), config, *requests_, *expected_, 2), 10u);
 }
 
 TEST_F(Invariance, RandomPauses) {
-  EXPECT_GT(run_with_pauses(dir_->path(), small_config(), *requests_, *expected_, 40).pauses, 30u);
+  const Totals roomy = run_with_pauses(dir_->path(), small_config(), *requests_, *expected_, 40);
+  EXPECT_GT(roomy.pauses, 30u);
   EngineConfig config = small_config(tight_memory(64, 3));
   const Totals tight = run_with_pauses(dir_->path(), config, *requests_, *expected_, 41);
   EXPECT_GT(tight.pauses, 30u);
   config.max_num_seqs = 2;
   config.prefix_cache = false;
   EXPECT_GT(run_with_pauses(dir_->path(), config, *requests_, *expected_, 42).pauses, 30u);
+}
+
+// All but one token of a prompt are in the cache: its row is a decode row, and the row that all choices begin with.
+TEST_F(Invariance, ChoicesThatBeginWithOneRow) {
+  std::mt19937 rng(77);
+  std::vector<Request> requests;
+  for (int i = 0; i < 3; ++i) {
+    Request r = make_request("r" + std::to_string(i), testing::random_prompt(rng, 125), 60);
+    for (const int32_t token : {11, 12, 13, 11}) r.prompt.push_back(token);
+    r.n = 3;
+    r.sampling.temperature = 1;
+    r.sampling.seed = 31 + static_cast<uint64_t>(i);
+    testing::narrow(r.sampling);
+    r.draft.ngram = 1;
+    requests.push_back(std::move(r));
+  }
+  const auto expected = run_one_by_one(dir_->path(), small_config(), requests);
+  const Totals totals = run_together(dir_->path(), small_config(), requests, expected, 1, 3, 11);
+  EXPECT_GT(totals.accepted, 0u);
 }
 
 TEST_F(Invariance, EveryKvDtype) {
@@ -263,6 +306,7 @@ TEST_F(Invariance, EveryKvDtype) {
     config.kv_memory_bytes = tight_memory(64, 8, dtype);
     config.max_batched_tokens = 100;
     run_together(dir_->path(), config, *requests_, expected, 2, 2, 8);
+    run_crowded(dir_->path(), config, *requests_, expected, 2);
   }
 }
 

@@ -43,7 +43,7 @@ class PipelineTest : public ::testing::Test {
   static const std::filesystem::path& checkpoint() { return dir_->path(); }
   static std::vector<Outcome> expected(const EngineConfig& config) {
     EngineConfig plain = config;
-    plain.prefix_cache = false;
+    plain.prefix_cache = plain.drafts = false;
     plain.kv_memory_bytes = 64 << 20;
     Pipeline one(checkpoint(), plain, 1);
     return run_all(one.engine(), *requests_);
@@ -66,6 +66,8 @@ TEST_F(PipelineTest, EveryNumberOfStagesGivesTheSameBits) {
     }
     EXPECT_GT(pipeline.engine().stats().prefix_hits.load(), 1000u);
     EXPECT_GT(pipeline.engine().stats().reach_freed_bytes.load(), 0u);
+    EXPECT_GT(pipeline.engine().stats().drafts_accepted.load(), 0u);
+    EXPECT_GT(pipeline.engine().stats().drafts_proposed.load(), pipeline.engine().stats().drafts_accepted.load());
     expect_conserved(pipeline.engine());
     EXPECT_EQ(pipeline.engine().picture()->stages.size(), static_cast<size_t>(stages));
     for (const std::string& error : pipeline.shut_down()) EXPECT_EQ(error, "");
