@@ -200,7 +200,9 @@ class Service {
       }
     }
     const auto flush_until = std::max(deadline, steady_clock::now() + seconds(1));
-    while (context_.jobs.size() > 0 && steady_clock::now() < flush_until) std::this_thread::sleep_for(10ms);
+    // A client that lost its connection may still come for the rest of its stream.
+    const auto is_busy = [this] { return context_.jobs.size() > 0 || context_.streams.num_undelivered() > 0; };
+    while (is_busy() && steady_clock::now() < flush_until) std::this_thread::sleep_for(10ms);
     context_.connections.shut_down();
     const auto closed_until = std::min(flush_until, steady_clock::now() + seconds(3));
     while (context_.metrics.open_connections.load(std::memory_order_relaxed) > 0 &&
@@ -214,6 +216,7 @@ class Service {
   void stop() {
     const ServingModel* model = context_.model.load(std::memory_order_acquire);
     if (model) model->engine.cancel_all();  // a worker may be waiting for an answer
+    context_.streams.clear();
     context_.pool.stop();
     if (model) model->engine.drain(std::chrono::seconds(5));
     http_.quit();

@@ -64,14 +64,15 @@ class ReplyStream {
 };
 
 // One HTTP request and the reply it will get, exactly once. Fields are set before the handler runs and constant after,
-// but for `body`, `request_id` and `log`, which belong to the handler.
+// but for `body`, `request_id`, `reply_id` and `log`, which belong to the handler.
 class Call : public std::enable_shared_from_this<Call> {
  public:
   virtual ~Call() = default;
 
   const Route* route = nullptr;
-  std::string method, path, path_parameter;
+  std::string method, path, path_parameter, query;
   std::string request_id;  // the client's X-Request-Id or our own
+  std::string reply_id;    // of a generation, once it has one
   Caller caller;
   std::string body;
   RequestLog log;

@@ -57,6 +57,14 @@ const char* ChoiceDecoder::finish_reason() const {
   return stopped && tool_calls_ && tool_calls_->ended_with_calls() ? "tool_calls" : finish_reason_;
 }
 
+void ChoiceDecoder::push(TokenEvent&& event) {
+  if (!finished_ && !stopped_) {
+    accepted_drafts_ += event.drafted ? 1 : 0;
+    rejected_drafts_ += event.rejected_drafts;
+  }
+  push(event.token, std::move(event.logprobs));
+}
+
 void ChoiceDecoder::push(int32_t token, std::optional<TokenLogprobs> logprobs) {
   if (finished_ || stopped_) return;
   ++num_tokens_;

@@ -53,6 +53,7 @@ class ChoiceDecoder {
   ChoiceDecoder(const Tokenizer& tokenizer, const DecodeOptions& options, int64_t first_offset);
 
   void push(int32_t token, std::optional<TokenLogprobs> logprobs);
+  void push(TokenEvent&& event);
   // The engine finished this choice.
   void finish(FinishReason reason);
   ChoiceDelta take();
@@ -61,6 +62,9 @@ class ChoiceDecoder {
   bool stopped() const { return stopped_; }
   bool finished() const { return finished_; }
   int64_t num_tokens() const { return num_tokens_; }
+  // Guesses of the engine, up to the end of the text: right and wrong.
+  int64_t accepted_drafts() const { return accepted_drafts_; }
+  int64_t rejected_drafts() const { return rejected_drafts_; }
   const char* finish_reason() const;
   const StopReason& stop_reason() const { return stop_reason_; }
 
@@ -82,7 +86,7 @@ class ChoiceDecoder {
   ChoiceDelta delta_;
   int64_t decoded_ = 0;   // characters decoded, from the start of the choice's text
   int64_t released_ = 0;  // characters handed out
-  int64_t num_tokens_ = 0;
+  int64_t num_tokens_ = 0, accepted_drafts_ = 0, rejected_drafts_ = 0;
   bool stopped_ = false;
   bool finished_ = false;
   const char* finish_reason_ = nullptr;

@@ -102,7 +102,7 @@ bool GenerationJob::enter() {
                              : request_.kind == ApiKind::kChat ? "chatcmpl-"
                                                                : "cmpl-";
   const auto add = [&] {
-    meta_.id = prefix + call_->request_id;
+    call_->reply_id = meta_.id = prefix + call_->request_id;
     return context_.jobs.add(tenant(), meta_.id, call_->request_id, shared_from_this());
   };
   entered_ = add();
@@ -227,7 +227,7 @@ void GenerationJob::on_wake() {
 void GenerationJob::on_event(size_t prompt_index, Event&& event) {
   Prompt& prompt = record_.prompt(prompt_index);
   if (auto* token = std::get_if<TokenEvent>(&event)) {
-    prompt.choices[static_cast<size_t>(token->choice)].decoder->push(token->token, std::move(token->logprobs));
+    prompt.choices[static_cast<size_t>(token->choice)].decoder->push(std::move(*token));
   } else if (auto* progress = std::get_if<ProgressEvent>(&event)) {
     prompt.cached_tokens = std::max(prompt.cached_tokens, progress->cached);
     if (writer_ && request_.return_progress) send(writer_->progress(*progress, record_.usage()));

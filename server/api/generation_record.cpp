@@ -40,7 +40,7 @@ Usage GenerationRecord::usage() const {
   for (const Prompt& prompt : prompts_) {
     usage.prompt_tokens += prompt.num_tokens;
     usage.cached_tokens += prompt.cached_tokens;
-    for (const Choice& choice : prompt.choices) usage.completion_tokens += choice.decoder->num_tokens();
+    for (const Choice& choice : prompt.choices) usage.add(*choice.decoder);
   }
   return usage;
 }

@@ -27,6 +27,10 @@ void handle_cancel_all(ServerContext& context, CallPtr call);
 void handle_kv_save(ServerContext& context, CallPtr call);
 void handle_kv_restore(ServerContext& context, CallPtr call);
 
+// handlers_streams.cpp: streams that outlive their connection
+void handle_stream(ServerContext& context, CallPtr call);
+void handle_stream_delete(ServerContext& context, CallPtr call);
+
 // handlers_tokens.cpp: texts and tokens
 void handle_tokenize(ServerContext& context, CallPtr call);
 void handle_detokenize(ServerContext& context, CallPtr call);

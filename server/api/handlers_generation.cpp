@@ -5,6 +5,18 @@ namespace bam {
 
 namespace {
 
+// The last steps of all APIs. The header is for those whose bodies have no field for it.
+void start(ServerContext& context, const ServingModel& model, CallPtr call, GenerationRequest request,
+           Dialect dialect = {}) {
+  const bool asked = call->header("x-resumable") == "true";
+  if (asked && !request.stream) {
+    return call->reply(ApiError::invalid("'X-Resumable' is for streams.", "X-Resumable"));
+  }
+  if (asked || request.resumable) call = resumable_call(context, std::move(call));
+  if (!call) return;
+  std::make_shared<GenerationJob>(context, model, std::move(call), std::move(request), std::move(dialect))->start();
+}
+
 void start_generation(ServerContext& context, CallPtr call, ApiKind kind) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
   call->log.is_generation = true;
@@ -14,7 +26,7 @@ void start_generation(ServerContext& context, CallPtr call, ApiKind kind) {
   auto request = parse_generation_request(*json, kind, model.defaults);
   *json = Json();
   if (!request) return call->reply(request.error());
-  std::make_shared<GenerationJob>(context, model, std::move(call), *std::move(request))->start();
+  start(context, model, std::move(call), *std::move(request));
 }
 
 }  // namespace
@@ -35,7 +47,7 @@ void start_dialect(ServerContext& context, CallPtr call, const Json& body, ApiKi
   // The short default of a completion is OpenAI's alone.
   if (!body.contains("max_tokens")) request->max_tokens.reset();
   request->engine.pooling = dialect.pooling;
-  std::make_shared<GenerationJob>(context, model, std::move(call), *std::move(request), std::move(dialect))->start();
+  start(context, model, std::move(call), *std::move(request), std::move(dialect));
 }
 
 }  // namespace bam

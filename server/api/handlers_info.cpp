@@ -29,6 +29,26 @@ Json model_json(const ServerContext& context, const ServingModel& model, const s
             {"chat", model.chat_template.has_value()}}}};
 }
 
+// What each stage is, and has done so far.
+Json stages_json(const EnginePicture& picture) {
+  Json list = Json::array();
+  for (const StagePicture& stage : picture.stages) {
+    list.push_back({{"first_layer", stage.first_layer},
+                    {"layers", stage.num_layers},
+                    {"device", stage.device},
+                    {"kv_pages",
+                     {{"total", stage.pages_total},
+                      {"free", stage.pages_free},
+                      {"cached", stage.pages_cached},
+                      {"used", stage.pages_used}}},
+                    {"steps", stage.steps},
+                    {"busy_seconds", 1e-3 * stage.busy_ms},
+                    {"wait_seconds", 1e-3 * stage.wait_ms},
+                    {"step_ms", stage.step_ms}});
+  }
+  return list;
+}
+
 struct Readiness {
   bool ready = false;
   const char* state = "ok";
@@ -60,8 +80,8 @@ void handle_model(ServerContext& context, CallPtr call) {
       return;
     }
   }
-  call->reply(ApiError::not_found(
-      fmt::format("The model '{}' does not exist.", call->path_parameter.substr(0, 200)), "model_not_found"));
+  call->reply(ApiError::not_found(fmt::format("The model '{}' does not exist.", call->path_parameter.substr(0, 200)),
+                                  "model_not_found"));
 }
 
 void handle_livez(ServerContext&, CallPtr call) { call->reply_json(R"({"status":"ok"})"); }
@@ -119,6 +139,7 @@ void handle_props(ServerContext& context, CallPtr call) {
                     {"capacity_tokens", engine.capacity_tokens()},       {"page_size", resolved.page_size},
                     {"max_model_len", resolved.max_model_len},           {"max_num_seqs", resolved.max_num_seqs},
                     {"max_batched_tokens", resolved.max_batched_tokens}, {"prefix_cache", resolved.prefix_cache}};
+  json["stages"] = stages_json(*engine.picture());
   json["default_generation_settings"] = {{"temperature", model.defaults.temperature},
                                          {"top_p", model.defaults.top_p},
                                          {"top_k", model.defaults.top_k},

@@ -196,6 +196,42 @@ Source attention(Member member) {
   });
 }
 
+template <typename F>
+Source of_stages(F value) {
+  return engine_value([value](const EngineView& e) {
+    Samples samples;
+    for (size_t i = 0; i < e.picture.stages.size(); ++i) {
+      samples.push_back({fmt::format("stage=\"{}\"", i), static_cast<double>(value(e.picture.stages[i]))});
+    }
+    return samples;
+  });
+}
+
+Samples stage_layers(const EngineView& e) {
+  Samples samples;
+  for (size_t i = 0; i < e.picture.stages.size(); ++i) {
+    const StagePicture& stage = e.picture.stages[i];
+    samples.push_back(
+        {fmt::format("stage=\"{}\",first_layer=\"{}\",device=\"{}\"", i, stage.first_layer, label(stage.device)),
+         static_cast<double>(stage.num_layers)});
+  }
+  return samples;
+}
+
+Samples stage_pages(const EngineView& e) {
+  Samples samples;
+  for (size_t i = 0; i < e.picture.stages.size(); ++i) {
+    const StagePicture& stage = e.picture.stages[i];
+    const auto add = [&](const char* state, int64_t pages) {
+      samples.push_back({fmt::format("stage=\"{}\",state=\"{}\"", i, state), static_cast<double>(pages)});
+    };
+    add("free", stage.pages_free);
+    add("cached", stage.pages_cached);
+    add("used", stage.pages_used);
+  }
+  return samples;
+}
+
 Samples responses(const HttpMetrics& http) {
   Samples samples;
   for (const auto& [key, count] : http.responses()) {
@@ -226,6 +262,10 @@ std::vector<Metric> make_metrics() {
       {"bam_prefix_cache_queries_total", {"vllm:prefix_cache_queries_total"}, "counter", "Prompt tokens looked up in the prefix cache.",
        counter(&Stats::prefix_queries)},
       {"bam_prefix_cache_hits_total", {"vllm:prefix_cache_hits_total"}, "counter", "Of these, tokens found.", counter(&Stats::prefix_hits)},
+      {"bam_draft_tokens_total", {"vllm:spec_decode_num_draft_tokens_total"}, "counter", "Tokens guessed and computed along.",
+       counter(&Stats::drafts_proposed)},
+      {"bam_draft_tokens_accepted_total", {"vllm:spec_decode_num_accepted_tokens_total"}, "counter", "Of these, tokens that were right.",
+       counter(&Stats::drafts_accepted)},
       {"bam_preemptions_total", {"vllm:num_preemptions_total"}, "counter", "Sequences put back into the queue.", counter(&Stats::preemptions)},
       {"bam_pauses_total", {}, "counter", "Times a request was paused for its reader.", counter(&Stats::pauses)},
       {"bam_kv_pages_evicted_total", {}, "counter", "Cached pages given to new requests.", counter(&Stats::pages_evicted)},
@@ -258,9 +298,23 @@ std::vector<Metric> make_metrics() {
        attention(&AttentionCounters::bound_tests)},
       {"bam_attention_left_out_bound", {}, "gauge",
        "Largest share of a row's softmax mass that left-out keys could have had, by the bounds used.", attention(&AttentionCounters::left_out)},
+      {"bam_stage_layers", {}, "gauge", "Layers of each stage, from which one on, and where they are computed.", engine_value(stage_layers)},
+      {"bam_stage_kv_pages", {}, "gauge", "Pages of each stage by state.", engine_value(stage_pages)},
+      {"bam_stage_steps_total", {}, "counter", "Steps of each stage.", of_stages([](const StagePicture& s) { return s.steps; })},
+      {"bam_stage_busy_seconds_total", {}, "counter", "Time in which each stage computed.",
+       of_stages([](const StagePicture& s) { return 1e-3 * s.busy_ms; })},
+      {"bam_stage_wait_seconds_total", {}, "counter",
+       "Time in which a stage that had a plan waited for its rows, the first one for results, having nothing to issue.",
+       of_stages([](const StagePicture& s) { return 1e-3 * s.wait_ms; })},
+      {"bam_group_losses_total", {}, "counter", "Times a rank was lost.", counter(&Stats::group_losses)},
+      {"bam_replayed_requests_total", {}, "counter", "Requests that were computed again because a rank was lost.", counter(&Stats::replays)},
       {"bam_http_responses_total", {}, "counter", "HTTP responses by route and status.", std::function<Samples(const Http&)>(responses)},
       {"bam_http_connections", {}, "gauge", "Open connections.", http(&Http::open_connections)},
       {"bam_http_streams", {}, "gauge", "Open event streams.", http(&Http::open_streams)},
+      {"bam_resumable_streams", {}, "gauge", "Resumable streams that are kept.", http(&Http::resumable_streams)},
+      {"bam_resumable_bytes", {}, "gauge", "Their events in memory.", http(&Http::resumable_bytes)},
+      {"bam_streams_resumed_total", {}, "counter", "Streams that a reader went on with.", http(&Http::resumed_streams)},
+      {"bam_streams_expired_total", {}, "counter", "Resumable streams that nobody read to their end in time.", http(&Http::expired_streams)},
       {"bam_http_body_bytes", {}, "gauge", "Request bodies in memory.", http(&Http::body_bytes)},
       {"bam_http_disconnects_total", {}, "counter", "Clients that left before their reply was complete.", http(&Http::disconnects)},
       {"bam_http_slow_readers_total", {}, "counter", "Streams cut because nobody read them.", http(&Http::slow_readers)},

@@ -21,7 +21,10 @@ struct HttpMetrics {
   std::atomic<uint64_t> rejected_auth{0};
   std::atomic<uint64_t> rejected_queue{0};
   std::atomic<int64_t> open_streams{0};
-  std::atomic<int64_t> body_bytes{0};  // request bodies held in memory
+  std::atomic<int64_t> resumable_streams{0}, resumable_bytes{0};
+  std::atomic<uint64_t> resumed_streams{0};  // by another connection
+  std::atomic<uint64_t> expired_streams{0};  // nobody came for their last event in time
+  std::atomic<int64_t> body_bytes{0};        // request bodies held in memory
   std::atomic<int64_t> open_connections{0};
   std::atomic<uint64_t> timed_out_connections{0}, refused_connections{0};
   std::atomic<uint64_t> malformed_connections{0};  // what they sent is no HTTP

@@ -104,6 +104,7 @@ struct GenerationRequest {
   bool spaces_between_special_tokens = false;
   bool parse_special = true;  // special pieces in a text prompt become their tokens
   bool return_progress = false;
+  bool resumable = false;
   ConstraintSpec constraint;
   ToolUse tools;                           // kChat
   std::vector<int32_t> allowed_token_ids;  // empty: all

@@ -267,6 +267,15 @@ FieldTable<GenerationRequest> stream_options() {
   };
 }
 
+FieldTable<GenerationRequest> draft() {
+  return {
+      {"tokens", kAnyGeneration, Kinds::integer(0, DraftParams::kMaxTokens, BAM_MEMBER(engine.draft.tokens)),
+       "at most so many guesses in one step; 0: none"},
+      {"ngram", kAnyGeneration, Kinds::integer(1, DraftParams::kMaxNgram, BAM_MEMBER(engine.draft.ngram)),
+       "so many tokens in a row must have stood there before"},
+  };
+}
+
 Json tool_choice_schema() { return any_of({{{"enum", {"none", "auto", "required"}}}, {{"type", "object"}}}); }
 
 // clang-format off
@@ -318,6 +327,7 @@ FieldTable<GenerationRequest> make_fields() {
 
       {"stream", kAnyGeneration, Kinds::flag(BAM_MEMBER(stream)), "server-sent events"},
       {"stream_options", kAnyGeneration, Kinds::object(stream_options()), "needs stream"},
+      {"resumable", kAnyGeneration, Kinds::flag(BAM_MEMBER(resumable)), "a stream that outlives its connection, see Resumable streams; needs stream"},
       {"return_progress", kAnyGeneration, Kinds::flag(BAM_MEMBER(return_progress)), "streams report how much of the prompt is read"},
 
       {"add_special_tokens", kAnyGeneration, Kinds::flag(BAM_MEMBER(add_special_tokens)),
@@ -339,6 +349,8 @@ FieldTable<GenerationRequest> make_fields() {
       {"timeout", kAnyGeneration, timeout(), "seconds from arrival to the last token; then 408, or an error event in a stream"},
       {"cache_salt", kAnyGeneration, Kinds::text(limits::kCacheSaltBytes, BAM_MEMBER(engine.cache_salt)),
        "prompts share cached pages within one salt only"},
+      {"draft", kAnyGeneration, Kinds::object(draft()),
+       "guesses from the request's own text that a step checks; tokens stay the same, see --draft"},
       {"request_id", kAnyGeneration, request_id(), "also as header X-Request-Id; the reply's id is cmpl- or chatcmpl- plus it"},
       {"user", kAnyGeneration, Kinds::ignored({{"type", "string"}}), "ignored"},
 

@@ -53,6 +53,7 @@ void check_logprobs(FieldReader& in, GenerationRequest& out) {
 
 void check_stream(FieldReader& in, GenerationRequest& out) {
   if (in.has("stream_options") && !out.stream) in.fail("stream_options", "'stream_options' needs 'stream': true.");
+  if (out.resumable && !out.stream) in.fail("resumable", "'resumable' needs 'stream': true.");
   out.continuous_usage_stats = out.continuous_usage_stats && out.include_usage;
 }
 

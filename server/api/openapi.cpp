@@ -28,6 +28,8 @@ const std::map<std::string, Bodies>& bodies_by_path() {
   static const std::map<std::string, Bodies> bodies = {
       {"/v1/completions", {"CompletionRequest", "Completion", kJson, kEvents}},
       {"/v1/chat/completions", {"ChatRequest", "ChatCompletion", kJson, kEvents}},
+      {"/v1/stream/{id}", {nullptr, nullptr, kEvents, "application/x-ndjson"}},
+      {"DELETE /v1/stream/{id}", {nullptr, "Cancelled"}},
       {"/v1/responses", {"ResponsesRequest", "Response", kJson, kEvents}},
       {"/v1/responses/{id}", {nullptr, "Response"}},
       {"DELETE /v1/responses/{id}", {nullptr, "Deleted"}},
@@ -105,11 +107,16 @@ void add_errors(const Route& route, const Bodies& bodies, Json& responses) {
   if (route.access == Access::kKey || route.access == Access::kAdmin) add("401", "No valid key");
   if (route.access == Access::kAdmin) add("403", "Not the admin key");
   const bool names_model = route.needs_model && bodies.request;
-  if (route.path.find("{id}") != std::string::npos || route.admits_work || names_model) add("404", "No such model or request");
+  if (route.path.find("{id}") != std::string::npos || route.admits_work || names_model)
+    add("404", "No such model or request");
   if (route.admits_work) {
     add("408", "The request's time is over");
     add("429", "The queue is full; see Retry-After");
     add("500", "The engine failed on this request");
+  }
+  if (route.path == "/v1/stream/{id}") {
+    add("400", "No such event");
+    add("410", "That event is not kept any more");
   }
   if (route.path.starts_with("/v1/files") || route.path.starts_with("/v1/batches")) {
     add("400", "The request is not valid");
@@ -129,6 +136,13 @@ Json operation(const Route& route, const Bodies& bodies) {
   if (route.path.find("{id}") != std::string::npos) {
     op["parameters"] = Json::array(
         {{{"name", "id"}, {"in", "path"}, {"required", true}, {"schema", {{"type", "string"}, {"minLength", 1}}}}});
+  }
+  if (route.path == "/v1/stream/{id}" && route.method == "GET") {
+    op["parameters"].push_back(
+        {{"name", "from"},
+         {"in", "query"},
+         {"description", "number of the first event; 0 unless set, or the one behind Last-Event-ID"},
+         {"schema", {{"type", "integer"}, {"minimum", 0}}}});
   }
   if (bodies.request) {
     op["requestBody"] = {{"required", true}, {"content", json_content(bodies.request)}};

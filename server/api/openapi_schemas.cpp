@@ -24,8 +24,10 @@ const char* openapi_schemas() {
 "required": ["role"]},
 "Usage": {"type": "object", "properties": {"prompt_tokens": {"type": "integer"}, "completion_tokens": {"type":
 "integer"}, "total_tokens": {"type": "integer"}, "prompt_tokens_details": {"type": "object", "properties":
-{"cached_tokens": {"type": "integer"}}, "required": ["cached_tokens"]}}, "required": ["prompt_tokens",
-"completion_tokens", "total_tokens", "prompt_tokens_details"]},
+{"cached_tokens": {"type": "integer"}}, "required": ["cached_tokens"]}, "completion_tokens_details": {"type": "object",
+"properties": {"accepted_prediction_tokens": {"type": "integer"}, "rejected_prediction_tokens": {"type": "integer"}},
+"required": ["accepted_prediction_tokens", "rejected_prediction_tokens"]}}, "required": ["prompt_tokens",
+"completion_tokens", "total_tokens", "prompt_tokens_details", "completion_tokens_details"]},
 "Completion": {"type": "object", "properties": {"id": {"type": "string"}, "object": {"const": "text_completion"},
 "created": {"type": "integer"}, "model": {"type": "string"}, "system_fingerprint": {"type": "string"}, "choices":
 {"type": "array", "items": {"type": "object", "properties": {"index": {"type": "integer"}, "text": {"type":
@@ -135,9 +137,9 @@ const char* openapi_schemas() {
 "hit": {"type": "boolean"}, "prompt_tokens": {"type": "integer"}, "cached_tokens": {"type": "integer"}, "ttft_ms":
 {"type": "number"}}, "required": ["depth", "key", "answer", "hit", "prompt_tokens", "cached_tokens", "ttft_ms"]}}},
 "required": ["length", "hits", "trials", "accuracy", "results"]},
-"Status": {"type": "object", "properties": {"status": {"enum": ["ok", "loading", "draining", "stalled"]}},
+"Status": {"type": "object", "properties": {"status": {"enum": ["ok", "loading", "draining", "stalled", "waiting for a lost rank"]}},
 "required": ["status"]},
-"Health": {"type": "object", "properties": {"status": {"enum": ["ok", "loading", "draining", "stalled"]},
+"Health": {"type": "object", "properties": {"status": {"enum": ["ok", "loading", "draining", "stalled", "waiting for a lost rank"]},
 "uptime_seconds": {"type": "integer"}, "connections": {"type": "integer"}, "model": {"type": "string"}, "running":
 {"type": "integer"}, "waiting": {"type": "integer"}, "queued_tokens": {"type": "integer"}, "queued_work_seconds":
 {"type": "number"}, "last_step_age_seconds": {"type": "number"}, "kv_pages": {"type": "object",
@@ -145,9 +147,13 @@ const char* openapi_schemas() {
 "Version": {"type": "object", "properties": {"version": {"type": "string"}, "server": {"const": "bam"}}, "required":
 ["version", "server"]},
 "Props": {"type": "object", "properties": {"version": {"type": "string"}, "config": {"type": "object"}, "model":
-{"$ref": "#/components/schemas/Model"}, "engine": {"type": "object"}, "default_generation_settings": {"type":
-"object"}, "total_slots": {"type": "integer"}, "chat_template": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
-"required": ["version", "config", "model", "engine", "default_generation_settings", "total_slots",
+{"$ref": "#/components/schemas/Model"}, "engine": {"type": "object"}, "stages": {"type": "array", "items": {"type":
+"object", "properties": {"first_layer": {"type": "integer"}, "layers": {"type": "integer"}, "device": {"type":
+"string"}, "kv_pages": {"type": "object", "additionalProperties": {"type": "integer"}}, "steps": {"type":
+"integer"}, "busy_seconds": {"type": "number"}, "wait_seconds": {"type": "number"}, "step_ms": {"type": "number"}},
+"required": ["first_layer", "layers", "device", "kv_pages", "steps", "busy_seconds", "wait_seconds", "step_ms"]}},
+"default_generation_settings": {"type": "object"}, "total_slots": {"type": "integer"}, "chat_template": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
+"required": ["version", "config", "model", "engine", "stages", "default_generation_settings", "total_slots",
 "chat_template"]},
 "Slots": {"type": "array", "items": {"type": "object", "properties": {"id": {"type": "integer"}, "id_task":
 {"anyOf": [{"type": "string"}, {"type": "null"}]}, "n_ctx": {"type": "integer"}, "is_processing": {"type":

@@ -31,6 +31,13 @@ struct Usage {
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;
   int64_t cached_tokens = 0;
+  int64_t accepted_drafts = 0, rejected_drafts = 0;  // guesses that were computed along: right (and in the text), wrong
+
+  void add(const ChoiceDecoder& choice) {
+    completion_tokens += choice.num_tokens();
+    accepted_drafts += choice.accepted_drafts();
+    rejected_drafts += choice.rejected_drafts();
+  }
 };
 
 using TokenRecords = std::span<const TokenRecord>;

@@ -14,6 +14,8 @@ std::vector<Route> make_routes() {
   std::vector<Route> routes = {
       {"POST", "/v1/completions", handle_completions, kKey, kWorker, kModel, kWork, "Complete a prompt"},
       {"POST", "/v1/chat/completions", handle_chat_completions, kKey, kWorker, kModel, kWork, "Answer a chat"},
+      {"GET", "/v1/stream/{id}", handle_stream, kKey, kLoop, kModel, false, "Go on with a resumable stream"},
+      {"DELETE", "/v1/stream/{id}", handle_stream_delete, kKey, kLoop, kModel, false, "Cancel a resumable stream"},
       {"POST", "/v1/responses", handle_responses, kKey, kWorker, kModel, kWork, "Answer, with items in and out"},
       {"GET", "/v1/responses/{id}", handle_response, kKey, kLoop, kModel, false, "A stored response"},
       {"DELETE", "/v1/responses/{id}", handle_response_delete, kKey, kLoop, kModel, false, "Forget a stored response"},

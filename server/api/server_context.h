@@ -16,6 +16,7 @@
 #include "server/api/metrics.h"
 #include "server/api/openai_api.h"
 #include "server/api/response_store.h"
+#include "server/api/resumable.h"
 #include "server/api/server_config.h"
 #include "server/grammar/vocabulary.h"
 #include "server/jinja/chat_template.h"
@@ -62,6 +63,7 @@ struct ServerContext {
   HttpMetrics metrics;
   LiveJobs jobs;
   ResponseStore responses;
+  ResumableStreams streams{config, metrics};
   std::shared_ptr<BatchStore> batches;  // null without --batch-dir
   std::atomic<bool> draining{false};
   std::atomic<const ServingModel*> model{nullptr};  // null while loading

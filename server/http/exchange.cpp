@@ -28,6 +28,7 @@ Exchange::Exchange(HttpContext& context, const drogon::HttpRequestPtr& request, 
       loop_(trantor::EventLoop::getEventLoopOfCurrentThread()) {
   method = request->isHead() ? "HEAD" : request->methodString();
   path = request->path();
+  query = request->query();
   const std::string& given = request->getHeader("x-request-id");
   request_id = is_valid_request_id(given) ? given : random_id();
   if (const auto tcp = request->getConnectionPtr().lock()) {
@@ -93,7 +94,7 @@ void Exchange::add_common_headers(const drogon::HttpResponsePtr& response) const
     for (const std::string& allowed : context_.config.cors_origins) {
       if (allowed != "*" && allowed != origin) continue;
       response->addHeader("access-control-allow-origin", allowed == "*" ? "*" : origin);
-      response->addHeader("access-control-expose-headers", "x-request-id, x-ignored-fields, retry-after");
+      response->addHeader("access-control-expose-headers", "x-request-id, x-ignored-fields, x-stream-id, retry-after");
       if (allowed != "*") response->addHeader("vary", "Origin");
       break;
     }

@@ -351,6 +351,7 @@ void HttpServer::run(std::function<void()> on_ready) {
     for (int i = 0; i < context_.config.io_threads; ++i) {
       trantor::EventLoop* loop = app.getIOLoop(static_cast<size_t>(i));
       loop->runEvery(1.0, [this, loop] { context_.connections.sweep(loop); });
+      if (i == 0) loop->runEvery(1.0, [this] { context_.streams.sweep(Clock::now()); });
     }
     on_ready();
     const std::lock_guard lock(mutex_);

@@ -78,6 +78,7 @@ TEST(ServeConfig, EverySettingOfTheContractIsThere) {
                            "attention-math",
                            "attention-epsilon",
                            "prefix-cache",
+                           "draft",
                            "kv-dir",
                            "api-key",
                            "api-key-file",
@@ -137,6 +138,7 @@ TEST(ServeConfig, SettingsSurviveBeingShown) {
                                                     {"queue-timeout", "1.5s"},
                                                     {"cors-origins", "http://a,http://b"},
                                                     {"prefix-cache", "off"},
+                                                    {"draft", "off"},
                                                     {"metrics-compat", "vllm"},
                                                     {"log-level", "warn"}};
   const ServeConfig config = resolve(given);

@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 NAME, BASE = sys.argv[1:]
 URL = BASE + "/v1"
-os.environ.update({"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": URL})
+os.environ.update({"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": URL, "OPENAI_AGENTS_DISABLE_TRACING": "1"})
 
 
 class City(str, enum.Enum):
@@ -56,6 +56,35 @@ def pydantic_ai():
     boxed = Agent(model, output_type=Box, model_settings=settings).run_sync("A box of Oslo, 10 wide")
     assert isinstance(boxed.output, Box), boxed
     return "pydantic-ai-slim"
+
+
+def openai_agents():
+    from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool
+    from openai import AsyncOpenAI
+    from pydantic import BaseModel
+
+    class Answer(BaseModel):
+        city: City
+
+    calls = []
+
+    @function_tool
+    def get_weather(city: City) -> str:
+        """The weather of a city."""
+        calls.append(city)
+        return "sunny"
+
+    # A text of this model has no end, and the client takes a response that was cut off for an error: the text by chat.
+    chat = OpenAIChatCompletionsModel(model="test", openai_client=AsyncOpenAI(base_url=URL, api_key="none"))
+    reply = Runner.run_sync(Agent(name="Assistant", model=chat, instructions="You only respond in haikus.",
+                                  model_settings=ModelSettings(max_tokens=24)), "Write a haiku about recursion in programming.")
+    assert isinstance(reply.final_output, str), reply
+    typed = Runner.run_sync(Agent(name="Assistant", model="test", output_type=Answer, model_settings=ModelSettings(max_tokens=60)), "Which city?")
+    assert isinstance(typed.final_output, Answer), typed
+    weather = Agent(name="Weather", model="test", tools=[get_weather], tool_use_behavior="stop_on_first_tool",
+                    model_settings=ModelSettings(max_tokens=300, tool_choice="required", parallel_tool_calls=False))
+    assert Runner.run_sync(weather, "What's the weather in Rome?").final_output == "sunny" and calls[0] in tuple(City), calls
+    return "openai-agents"
 
 
 def main():

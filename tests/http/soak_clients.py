@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Frameworks that people use on top of the APIs: langchain-openai, pydantic-ai. Each its first-page
+"""Frameworks that people use on top of the APIs: langchain-openai, pydantic-ai, openai-agents. Each its first-page
 example and its example of tools or structured output. The model cannot really chat: shapes and valid arguments are what counts."""
 
 import pathlib
@@ -24,6 +24,9 @@ class Frameworks(bamtest.ServerTest):
 
     def test_pydantic_ai(self):
         self.run_checks("pydantic_ai", "pydantic-ai-slim[openai]")
+
+    def test_openai_agents(self):
+        self.run_checks("openai_agents", "openai-agents")
 
 
 if __name__ == "__main__":

@@ -54,6 +54,22 @@ class Completions(bamtest.ServerTest):
         other = self.server.complete(prompt, max_tokens=1, cache_salt="another").json()["usage"]
         self.assertEqual(other["prompt_tokens_details"]["cached_tokens"], 0, "salts do not share")
 
+    def test_drafts_change_nothing_but_the_time(self):
+        fields = {"max_tokens": 200, "temperature": 1, "seed": 4, "ignore_eos": True, "return_token_ids": True,
+                  "logit_bias": {"40": 90, "41": 90, "42": 90}}
+        plain = self.server.complete("a", draft={"tokens": 0}, **fields).json()
+        self.assertEqual(plain["usage"]["completion_tokens_details"],
+                         {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0})
+        made, right = (self.server.metric(f"bam_draft_tokens{kind}_total") for kind in ("", "_accepted"))
+        drafted = self.server.complete("a", draft={"tokens": 8, "ngram": 2}, **fields).json()
+        self.assertEqual(drafted["choices"][0]["token_ids"], plain["choices"][0]["token_ids"])
+        details = drafted["usage"]["completion_tokens_details"]
+        # How many guesses are worth their rows depends on the machine; that there are some is in tests/engine.
+        self.assertLess(details["accepted_prediction_tokens"], 200)
+        self.assertEqual(self.server.metric("bam_draft_tokens_accepted_total") - right, details["accepted_prediction_tokens"])
+        self.assertEqual(self.server.metric("bam_draft_tokens_total") - made, sum(details.values()))
+        self.assertEqual(self.server.complete("a", draft={"tokens": 33}).error["param"], "draft.tokens")
+
     def test_legacy_logprobs(self):
         reply = self.server.complete(max_tokens=4, logprobs=3, ignore_eos=True).json()
         logprobs = reply["choices"][0]["logprobs"]

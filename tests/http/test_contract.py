@@ -91,6 +91,7 @@ FIELDS = {
     "choice": ([["yes", "no"]], ["yes", [], [5], [""]]),
     "return_token_ids": ([True], [1]),
     "return_progress": ([True], [1]),
+    "resumable": ([False], [1, "x", True]),
     "priority": ([-5, 0, 5], NO_INTEGER + [2 ** 40]),
     "cache_salt": (["pepper"], [5, "x" * 300]),
     "request_id": (["contract-1"], [5, "", "a b", "x" * 200]),
@@ -253,7 +254,8 @@ class Section2(bamtest.ServerTest):
         self.assertEqual(list(choice["logprobs"]), ["tokens", "token_logprobs", "top_logprobs", "text_offset"])
         self.assertIsNone(choice["logprobs"]["token_logprobs"][0], "null first for an echoed prompt")
         self.assertIsNone(choice["logprobs"]["top_logprobs"][0])
-        self.assertEqual(set(reply["usage"]), {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"})
+        self.assertEqual(set(reply["usage"]), {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details",
+                                               "completion_tokens_details"})
         self.assertIn("cached_tokens", reply["usage"]["prompt_tokens_details"])
 
     def test_2_3_chat(self):

@@ -93,6 +93,33 @@ class Stages(unittest.TestCase):
                 pids = workers_of(server).values()
             bamtest.wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "workers end with the server")
 
+    def test_every_stage_is_shown(self):
+        layers = json.loads(pathlib.Path(bamtest.checkpoint(), "config.json").read_text())["num_hidden_layers"]
+        for count in (1, 3):
+            with bamtest.running_server("--stages", str(count)) as server:
+                self.ask_all(server)
+                server.wait_idle()
+                stages = server.get("/props").json()["stages"]
+                self.assertEqual(len(stages), count)
+                self.assertEqual(sum(stage["layers"] for stage in stages), layers)
+                self.assertEqual([stage["first_layer"] for stage in stages], [sum(s["layers"] for s in stages[:i]) for i in range(count)])
+                metrics = server.get("/metrics").text
+
+                def value(name, **labels):
+                    return sum(float(line.rsplit(" ", 1)[1]) for line in metrics.splitlines()
+                               if line.startswith(name + "{") and all(f'{key}="{text}"' in line for key, text in labels.items()))
+                for number, stage in enumerate(stages):
+                    of_stage = {"stage": number}
+                    self.assertEqual(value("bam_stage_layers", **of_stage, first_layer=stage["first_layer"]), stage["layers"])
+                    self.assertEqual(value("bam_stage_steps_total", **of_stage), stage["steps"])
+                    self.assertEqual(stage["steps"], stages[0]["steps"])
+                    self.assertGreater(value("bam_stage_busy_seconds_total", **of_stage), 0)
+                    self.assertEqual(value("bam_stage_kv_pages", **of_stage), stage["kv_pages"]["total"])
+                    self.assertEqual(value("bam_stage_kv_pages", **of_stage, state="used"), 0)
+                    self.assertIn("cpu", stage["device"].lower())
+                self.assertEqual(value("bam_kv_pages"), sum(stage["kv_pages"]["total"] for stage in stages))
+                self.assertEqual(value("bam_group_losses_total"), 0)
+
     def lose(self, how, rank, stages="3"):
         """Streams go on through the loss of a rank and are what they would have been."""
         with bamtest.running_server("--stages", stages, "--stage-deadline", "3s") as server:
@@ -111,6 +138,7 @@ class Stages(unittest.TestCase):
             self.ask_all(server)
             server.wait_idle()
             self.assertEqual(server.get("/readyz").status, 200)
+            self.assertRegex(server.get("/metrics").text, r'bam_group_losses_total\{.*\} 1\n')
 
     def test_a_killed_rank_costs_nothing_but_time(self):
         self.lose(signal.SIGKILL, 1)

@@ -9,7 +9,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from page_harness import LongRequest, main, PageTest, Server  # noqa: E402
+from page_harness import LongRequest, main, OPTIONS, PageTest, Server  # noqa: E402
 
 VIEWS = ("playground", "prior", "attention", "engine")
 
@@ -197,6 +197,26 @@ class Engine(PageTest):
         charts = ".chart-card[aria-label='Tokens per second'] .line"
         self.page.wait("a line in the chart", lambda: len(self.page.attribute(f"{charts}.series-b", "d") or "") > 20)
         self.server.request(f"/v1/requests/{request.id}/cancel", {})
+
+    def test_stages_are_shown_where_there_are_several(self):
+        self.open("engine")
+        self.wait_text(".tiles", "Prefix cache")
+        self.assertFalse(self.page.visible(".stages"))
+        if not (pathlib.Path(OPTIONS.bam).parent / "libbam_gloo.so").exists():
+            self.skipTest("SKIPPED: no libbam_gloo.so here (make cluster)")
+        with Server("--stages", "2") as server:
+            server.request("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 40, "ignore_eos": True})
+            stages = server.request("/props")["stages"]
+            self.page.open(f"{server.url}/#engine")
+            self.page.wait("a row for each stage", lambda: self.page.count(".stages tbody tr") == 2)
+            for number, stage in enumerate(stages):
+                row = self.page.text(f".stages tr[data-stage='{number}']")
+                self.assertIn(f"{stage['first_layer']} – {stage['first_layer'] + stage['layers'] - 1}", row)
+                self.assertIn(f"of {stage['kv_pages']['total']:,}", row)
+                self.assertIn(stage["device"], row)
+            self.assertIn("no rank was lost", self.page.text(".stages"))
+            self.page.open("about:blank")
+        self.page.requested_urls()  # those of the other server
 
     def test_polling_stops_when_the_view_is_left(self):
         self.open("engine")

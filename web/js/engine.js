@@ -8,6 +8,7 @@ import {Notice} from './notice.js';
 import {histogramDelta, mean, Metrics, quantile} from './prometheus.js';
 import {PromptCounter} from './prompt_counter.js';
 import {RequestList} from './request_list.js';
+import {StageTable} from './stage_table.js';
 
 const INTERVAL_MS = 1000;
 const LATENCY_WINDOW_S = 10;
@@ -25,6 +26,7 @@ export class EngineView {
     this.pages = h('div', {class: 'pages'});
     this.pagesText = h('ul', {class: 'legend'});
     this.pagesNote = h('p', {class: 'card-note'});
+    this.stages = new StageTable();
     this.state = h('p', {class: 'card-note', role: 'status'}, 'reading …');
     const chart = (options) => {
       const host = h('section', {class: 'card chart-card', 'aria-label': options.title});
@@ -46,6 +48,7 @@ export class EngineView {
       h('section', {class: 'card', 'aria-labelledby': 'pages-title'},
         h('div', {class: 'card-head'}, h('h2', {id: 'pages-title'}, 'KV pages'), this.pagesNote), this.pages,
         this.pagesText),
+      this.stages.node,
       h('div', {class: 'chart-grid'}, throughput.host, ttft.host, itl.host, load.host)));
   }
 
@@ -113,6 +116,8 @@ export class EngineView {
         + `${seconds(live.queued_work_seconds)} of work ahead`
       : `${count(live.running)} running, none waiting`;
     this.#showPages(metrics);
+    const [oldest] = this.#history;
+    this.stages.set(metrics, oldest.metrics, timeS - oldest.timeS);
     this.#showTiles(metrics, computed, health, rates);
   }
 

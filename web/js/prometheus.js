@@ -37,6 +37,11 @@ export class Metrics {
     return sum;
   }
 
+  // [{labels, value}]
+  samples(name) {
+    return this.#samples.get(name) ?? [];
+  }
+
   has(name) {
     return this.#samples.has(name);
   }

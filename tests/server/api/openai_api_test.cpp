@@ -310,5 +310,20 @@ TEST(ParseChat, StreamOptions) {
             "stream_options.include_usage");
 }
 
+TEST(ParseCompletion, Drafts) {
+  const DraftParams usual;
+  const auto draft = [](const std::string& value) { return parse(with("draft", value)); };
+  EXPECT_EQ(draft("null")->engine.draft.tokens, usual.tokens);
+  EXPECT_EQ(draft("{}")->engine.draft.ngram, usual.ngram);
+  EXPECT_EQ(draft(R"({"tokens": 0})")->engine.draft.tokens, 0);
+  const auto both = draft(R"({"tokens": 32, "ngram": 1})");
+  EXPECT_EQ(both->engine.draft.tokens, 32);
+  EXPECT_EQ(both->engine.draft.ngram, 1);
+  EXPECT_EQ(draft(R"({"tokens": 33})").error().param, "draft.tokens");
+  EXPECT_EQ(draft(R"({"ngram": 0})").error().param, "draft.ngram");
+  EXPECT_EQ(draft(R"({"ngram": 9})").error().param, "draft.ngram");
+  EXPECT_EQ(draft("4").error().param, "draft");
+}
+
 }  // namespace
 }  // namespace bam

@@ -51,11 +51,13 @@ TEST_F(OpenAiReply, ChatStreamBytes) {
 TEST_F(OpenAiReply, UsageChunks) {
   meta_.kind = ApiKind::kCompletion;
   const ChunkWriter writer(*tokenizer_, meta_, {}, true);
-  const Usage usage{.prompt_tokens = 7, .completion_tokens = 2, .cached_tokens = 3};
+  const Usage usage{
+      .prompt_tokens = 7, .completion_tokens = 2, .cached_tokens = 3, .accepted_drafts = 1, .rejected_drafts = 4};
   EXPECT_NE(writer.delta(0, {"x", {}}, nullptr).find(",\"usage\":null}"), std::string::npos);
   const std::string last = writer.usage(usage);
   EXPECT_NE(last.find("\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":2,\"total_tokens\":9,"
-                      "\"prompt_tokens_details\":{\"cached_tokens\":3}}}\n\n"),
+                      "\"prompt_tokens_details\":{\"cached_tokens\":3},\"completion_tokens_details\":{"
+                      "\"accepted_prediction_tokens\":1,\"rejected_prediction_tokens\":4}}}\n\n"),
             std::string::npos)
       << last;
   EXPECT_NE(writer.progress({.total = 10, .cached = 2, .processed = 4, .elapsed_ms = 1.25, .eta_ms = 3}, nullptr)
