@@ -23,6 +23,11 @@ for dtype in f32 bf16 int8 int4; do
     --out "$results/model-120m-$dtype.json"
 done
 
+for dtype in bf16 int8; do
+  echo "==> 120M shape, $dtype weights: with and without drafts"
+  build/bench_drafts --model "$shape120" --dtype "$dtype" --streams 1,4,16 | tee "$results/drafts-120m-$dtype.txt"
+done
+
 echo "==> BAM + SSMax against NoPE, dense attention, same kernel"
 nope="$results/random-nope"
 [[ -f $nope/model.safetensors ]] || /usr/bin/python3 tools/make_random_checkpoint.py --size 120m --dtype bf16 \

@@ -212,6 +212,32 @@ def check_scaling(pre_stop: int) -> list[str]:
     return problems
 
 
+def check_inference_pool() -> list[str]:
+    """deploy/inference-pool selects the replicas of deploy/k8s, on their port, and has what a picker asks of them."""
+    documents = {d["kind"]: d for d in yaml.safe_load_all(read("deploy/inference-pool/pool.yaml"))}
+    pool, route, policy = documents["InferencePool"], documents["HTTPRoute"], documents["NetworkPolicy"]
+    template = of_kind("StatefulSet", "bam")["spec"]["template"]
+    port = template["spec"]["containers"][0]["ports"][0]
+    problems = []
+    if set(pool["spec"]) != {"selector", "targetPorts", "endpointPickerRef"} or pool["apiVersion"] != "inference.networking.k8s.io/v1":
+        problems.append("the pool has not the fields of v1")
+    if pool["spec"]["selector"]["matchLabels"] != template["metadata"]["labels"]:
+        problems.append("the pool selects no replica")
+    if pool["spec"]["targetPorts"] != [{"number": port["containerPort"]}]:
+        problems.append("the pool's port is not that of the replicas")
+    if pool["spec"]["endpointPickerRef"].get("failureMode") not in {"FailOpen", "FailClose"}:
+        problems.append("the pool does not say what happens without its picker")
+    backend = {"group": pool["apiVersion"].split("/")[0], "kind": "InferencePool", "name": pool["metadata"]["name"]}
+    if [ref for rule in route["spec"]["rules"] for ref in rule["backendRefs"]] != [backend]:
+        problems.append("the route does not lead to the pool")
+    if policy["spec"]["podSelector"]["matchLabels"] != template["metadata"]["labels"] or policy["spec"]["ingress"][0]["ports"][0]["port"] != port["name"]:
+        problems.append("the policy does not let the gateway in")
+    served = read("server/api/metrics.cpp")
+    problems += [f"the server does not publish {name}, which the picker reads"
+                 for name in ("vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc") if f'"{name}"' not in served]
+    return [f"deploy/inference-pool: {problem}" for problem in problems]
+
+
 def check_systemd() -> list[str]:
     unit, environment = read("deploy/systemd/bam.service"), read("deploy/systemd/bam.env")
     values = dict(re.findall(r"^(BAM_\w+)=(.*)$", environment, re.MULTILINE))
@@ -253,7 +279,7 @@ def main() -> None:
     problems = dockerfile_lint.self_test()
     if len(settings()) < 30 or len(metrics()) < 30:
         problems.append("self-test: the program's settings or metrics were not found")
-    checks = (check_dockerfiles, check_compose, check_manifests, check_systemd, check_monitoring)
+    checks = (check_dockerfiles, check_compose, check_manifests, check_inference_pool, check_systemd, check_monitoring)
     for check in checks:
         problems += check()
     finish("deployment files", len(checks), problems)
