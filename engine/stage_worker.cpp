@@ -136,7 +136,7 @@ class StageLoop {
     }
   }
 
-  void send_done() { transport_.send(0, Channel::kDone, reply_); }
+  void send_done() { transport_.send_swap(0, Channel::kDone, reply_); }
   bool is_last() const { return transport_.rank() + 1 == transport_.size(); }
 
   // The rows that belong to a plan, from the stage before.
@@ -178,7 +178,7 @@ class StageLoop {
 
   void send_on() {
     if (is_last()) return send_done();
-    transport_.send(transport_.rank() + 1, Channel::kActivations, reply_);
+    transport_.send_swap(transport_.rank() + 1, Channel::kActivations, reply_);
   }
 
   // False: it failed, and the report says why.
@@ -265,7 +265,7 @@ class StageLoop {
     if (computed != rows) throw WireError("a probe has other rows");
     if (passes_on) {
       write(writer, report_);
-      transport_.send(transport_.rank() + 1, Channel::kActivations, reply_);
+      transport_.send_swap(transport_.rank() + 1, Channel::kActivations, reply_);
     } else {
       const bool done = probe_->done();
       writer.array(done ? probe_->result() : std::vector<float>{});
@@ -322,6 +322,7 @@ void run_stage_worker(BamModel& model, const EngineConfig& config, uint64_t toke
       StageLoop(runner, info, *transport, epoch, stop).run();
       return;
     } catch (const PeerLost& e) {
+      if (e.rank() == 0 && !e.comes_back()) throw;
       log::warn("{}", e.what());
     } catch (const UsageError&) {
       throw;  // rank 0 refused
