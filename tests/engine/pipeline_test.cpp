@@ -79,7 +79,7 @@ TEST_F(PipelineTest, TokensAreDrawnWhereTheLogitsAre) {
     EngineConfig config = small_config();
     config.device_sampling = draws;
     Tap tap;
-    Pipeline pipeline(checkpoint(), config, 3, steady_time(), tapped(tap), 2);
+    Pipeline pipeline(checkpoint(), config, 3, steady_time(), tapped(tap));
     expect_all(one, run_all(pipeline.engine(), plain), plain);
     bytes[draws] = tap.sent(Channel::kDone);
     if (draws) continue;
