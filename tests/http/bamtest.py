@@ -101,6 +101,8 @@ def random_checkpoint(*arguments, parent=None):
 class Server:
     """One `bam serve` on a free port. Its log is kept for messages of failing tests."""
 
+    host = "127.0.0.1"
+
     def __init__(self, *arguments, model=None, environment=None, wait=True, scheme="http"):
         command = [BAM, "serve", "--port", "0", "--model", model or checkpoint(), "--served-model-name", "test",
                    "--kv-memory", "256MiB", *arguments]
@@ -186,7 +188,7 @@ class Server:
         return wait_until(idle, "no request and no page in use", self)
 
     def request(self, method, path, body=None, headers=None, timeout=PATIENCE):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
         try:
             headers = dict(headers or {})
             if body is not None and not isinstance(body, (bytes, str)):
