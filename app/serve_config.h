@@ -11,6 +11,7 @@
 #include "kernels/attention_options.h"
 #include "server/api/server_config.h"
 #include "server/events/kv_publisher.h"
+#include "server/store/kv_store.h"
 
 namespace bam {
 
@@ -51,6 +52,7 @@ struct ServeConfig {
     std::string name, value, origin;
   };
   std::vector<Resolved> resolved;
+  KvStoreConfig kv_store;
 
   std::string resolved_json() const;
   std::string resolved_line() const;  // what differs from the defaults
