@@ -45,6 +45,7 @@ struct ServeConfig {
   ModelSettings model;
   ServerConfig server;
   KvEventsConfig kv_events;
+  KvStoreConfig kv_store;
   std::string log_level = "info";
   std::string log_format = "text";
   // Every setting as text with where it came from, in the order of the table; secrets are masked.
@@ -52,7 +53,6 @@ struct ServeConfig {
     std::string name, value, origin;
   };
   std::vector<Resolved> resolved;
-  KvStoreConfig kv_store;
 
   std::string resolved_json() const;
   std::string resolved_line() const;  // what differs from the defaults

@@ -2,7 +2,6 @@
 """Replicas that share computed prompts by content: a folder, a Redis server, a bucket; and places that are damaged, slow or gone."""
 
 import contextlib
-import json
 import pathlib
 import signal
 import tempfile
@@ -122,17 +121,16 @@ class Replicas(unittest.TestCase):
 
     def test_what_the_server_says_of_it(self):
         with self.folder() as place, self.replica(place) as server:
-            config = {entry["name"]: entry["value"] for entry in server.get("/props").json()["config"]}
-            self.assertEqual((config["kv-store"], config["kv-store-min-tokens"]), (place, "1024"))
+            config = server.get("/props").json()["config"]
+            self.assertEqual((config["kv-store"]["value"], config["kv-store-min-tokens"]["value"]), (place, "1024"))
 
     def test_a_stream_goes_on_while_much_is_restored(self):
         """Prints the longest gap between two tokens; how long it is depends on the machine."""
         options = ("--kv-dtype", "f32", "--kv-memory", "1GiB", "--page-size", "64")
-        prompt = [3 + (i * 7919 + i // 64) % 400 for i in range(70_000)]
+        prompt = [3 + (i * 7919 + i // 64) % 400 for i in range(82_000)]
         with self.folder() as place:
             with self.replica(place, *options) as server:
                 self.assertEqual(server.complete(prompt, max_tokens=1).status, 200)
-                written = bamtest.wait_until(lambda: server.metric("bam_kv_store_written_bytes_total"), "something is written", server)
             with self.replica(place, *options) as server:
                 stream = server.stream("/v1/completions", {"prompt": "Once", "max_tokens": 100_000, "ignore_eos": True})
                 gaps, restored = {"before": 0.0, "beside": 0.0}, threading.Event()
@@ -157,9 +155,9 @@ class Replicas(unittest.TestCase):
                         break
                 stream.close()
                 worker.join()
-                self.assertGreater(cached(replies[0]), 60_000)
+                self.assertGreater(cached(replies[0]), 80_000)
                 read = server.metric("bam_kv_store_read_bytes_total")
-                print(f"\n    {read / 2**20:.0f} MiB restored ({written / 2**20:.0f} written before the end): longest gap of a stream "
+                print(f"\n    {read / 2**20:.0f} MiB restored: longest gap of a stream "
                       f"{1e3 * gaps['before']:.1f} ms before, {1e3 * gaps['beside']:.1f} ms beside it", flush=True)
 
 
