@@ -29,12 +29,12 @@ struct StageSettings {
 // How to load a checkpoint and run it; shared by serve, generate and inspect.
 struct ModelSettings {
   std::string model = "demo";
-  std::string device = "auto";         // auto, cpu, cuda
-  std::string cuda_gemm = "own";       // own, cublas, cublas-tf32
-  int threads = 0;                     // 0: all cores this process may use
-  std::string dtype = "auto";          // auto: as in the checkpoint
-  std::string math = "exact";          // exact, fast
-  std::string attention_math = "f32";  // f32, int8
+  std::string device = "auto";          // auto, cpu, cuda
+  std::string cuda_gemm = "own";        // own, cublas, cublas-tf32
+  int threads = 0;                      // 0: all cores this process may use
+  std::string dtype = "auto";           // auto: as in the checkpoint
+  std::string math = "exact";           // exact, fast
+  std::string attention_math = "auto";  // auto: int8 over int8 pages, f32 over others
   bool certified_attention = true;
   float attention_epsilon = AttentionOptions{}.epsilon;
   EngineConfig engine;

@@ -149,8 +149,8 @@ std::vector<Row> rows() {
        integer(BAM_FIELD(model.engine.max_model_len), 1, kMany, "auto"), kModel},
       {"attention", "certified: leave out keys that provably do not matter",
        either("certified", "dense", BAM_FIELD(model.certified_attention)), kModel},
-      {"attention-math", "int8: attention multiplies the codes of int8 and int4 pages (CPU)",
-       one_of("f32|int8", BAM_FIELD(model.attention_math)), kModel},
+      {"attention-math", "int8: multiply the codes of int8 and int4 pages (CPU); auto: of int8 pages",
+       one_of("auto|f32|int8", BAM_FIELD(model.attention_math)), kModel},
       {"attention-epsilon", "softmax mass that certified attention may leave out per row",
        number("X", BAM_FIELD(model.attention_epsilon), 0, 0.5), kModel},
 

@@ -125,6 +125,8 @@ class EngineCore {
   // Both return false when the model produced NaN.
   bool pool_rows(const Flight& flight, const StepResult& result, size_t entry, Sequence& choice);
   bool send_prompt_logprobs(const Flight& flight, const StepResult& result, size_t entry, Sequence& choice);
+  // Those of blocks that are in the prefix cache by now.
+  void keep_prompt_logprobs(Sequence& choice);
   std::span<const float> logits(const Flight& flight, const StepResult& result, size_t entry, int64_t position) const;
   void send_progress(Sequence& choice, Clock::time_point now);
   // The other choices of a request start from the pages and the logits that the first one has.

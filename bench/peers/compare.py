@@ -26,8 +26,12 @@ import subprocess
 import sys
 import tempfile
 
-ROWS = {"prefill 512": ("prefill", 512), "prefill 4096": ("prefill", 4096), "one stream": ("streams", 1),
-        "one stream at 4096": ("deep-decode", 4096), "16 streams": ("streams", 16), "64 streams": ("streams", 64)}
+# Rows by part: what is measured, and how bench_model is asked for all of a part at once.
+ROWS = {"prompts": {"prefill 512": ("prefill", 512), "prefill 4096": ("prefill", 4096),
+                    "one stream at 4096": ("deep-decode", 4096)},
+        "streams": {"one stream": ("streams", 1), "16 streams": ("streams", 16), "64 streams": ("streams", 64)}}
+FLAGS = {"prompts": ["--prefill", "512,4096", "--decode-there", "--decode", "0", "--streams", "1"],
+         "streams": ["--prefill", "0", "--decode", "0", "--streams", "1,16,64"]}
 OURS = {("prefill", 512, 1): "prefill 512", ("prefill", 4096, 1): "prefill 4096", ("decode", 4096, 1): "one stream at 4096",
         ("decode", 0, 1): "one stream", ("decode", 0, 16): "16 streams", ("decode", 0, 64): "64 streams"}
 
@@ -88,21 +92,21 @@ class Table:
         print(f"medians of {min(counts)} to {max(counts)} rounds", flush=True)
 
 
-def measure_ours(args, table, weights):
+def measure_ours(args, table, weights, part):
+    options = weights.split("-")[1:]
+    pages = ["--kv-dtype", "int8", "--attention-math", "int8"] if "kv8" in options else ["--kv-dtype", "f16"]
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
-        options = weights.split("-")[1:]
-        pages = ["--kv-dtype", "int8", "--attention-math", "int8"] if "kv8" in options else ["--kv-dtype", "f16"]
         run([args.bench, "--model", args.model, "--dtype", weight_class(weights), "--math",
-             "fast" if "fast" in options else "exact", *pages, "--prefill", "512,4096", "--decode-there", "--decode", "0",
-             "--streams", "1,16,64", "--repeats", "3", "--out", out.name], args.verbose)
+             "fast" if "fast" in options else "exact", *pages, *FLAGS[part], "--repeats", "3", "--out", out.name],
+            args.verbose)
         for result in json.load(open(out.name))["results"]:
             key = (result["what"], result.get("tokens", result.get("depth")), result.get("streams", 1))
             if key in OURS:
                 table.add(OURS[key], weights, result["tokens_per_s"])
 
 
-def measure_peers(args, table):
-    for row, (mode, size) in ROWS.items():
+def measure_peers(args, table, part):
+    for row, (mode, size) in ROWS[part].items():
         best = {}
         for kind, name, command in args.peer:
             text = run(shlex.split(command.format(mode=mode, size=size)), args.verbose)
@@ -120,6 +124,7 @@ def main():
     parser.add_argument("--weights", default="bf16,bf16-fast,bf16-fast-kv8,int8,int8-kv8,int4,int4-kv8",
                         help="ours (default: %(default)s)")
     parser.add_argument("--samples", type=pathlib.Path, help="JSON file: read if it is there, written after every round")
+    parser.add_argument("--only", choices=ROWS, help="prompts and one stream behind them, or short streams")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--verbose", action="store_true", help="print every command")
     args = parser.parse_args()
@@ -128,9 +133,10 @@ def main():
         table.load(args.samples)
     for number in range(args.rounds):
         print(f"round {number + 1} of {args.rounds}", file=sys.stderr, flush=True)
-        for weights in args.weights.split(","):
-            measure_ours(args, table, weights)
-        measure_peers(args, table)
+        for part in [args.only] if args.only else ROWS:
+            for weights in args.weights.split(","):
+                measure_ours(args, table, weights, part)
+            measure_peers(args, table, part)
         if args.samples:
             table.save(args.samples)
         table.print(args.weights.split(","))
