@@ -124,6 +124,7 @@ void EngineCore::insert(Request& request, const std::shared_ptr<EventSink>& sink
     c.wants_hidden = r.request.pooling != Pooling::kNone;
     if (c.wants_prompt_logits() && !c.wants_hidden) c.scores.emplace(r.request.sampling.num_prompt_logprobs);
     book_.insert(owned);
+    if (store_) hold(r);
   } catch (...) {
     request = std::move(r.request);
     throw;
@@ -181,6 +182,7 @@ void EngineCore::resume(const std::string& id) {
   ActiveRequest* r = book_.find(id);
   if (!r || !r->paused) return;
   r->paused = false;
+  if (r->held_until) return;
   for (const auto& c : r->choices) {
     scheduler_.resume(*c);
     c->last_token_at = time_.now();  // the reader's time is not ours
@@ -190,7 +192,7 @@ void EngineCore::resume(const std::string& id) {
 Clock::time_point EngineCore::next_deadline() const {
   auto next = Clock::time_point::max();
   for (const auto& [id, r] : book_.live()) {
-    next = std::min({next, r->deadline.value_or(next), r->gives_up_at().value_or(next)});
+    next = std::min({next, r->deadline.value_or(next), r->gives_up_at().value_or(next), r->held_until.value_or(next)});
   }
   return next;
 }
@@ -199,6 +201,10 @@ void EngineCore::expire(Clock::time_point now) {
   for (const auto& [id, request] : book_.live()) {
     ActiveRequest& r = *request;
     const double waited_s = seconds(now - r.submitted_at);
+    if (r.held_until && now >= *r.held_until) {
+      if (store_) store_->gave_up();
+      let_go(r);
+    }
     if (r.deadline && now >= *r.deadline) {
       reserve_.insist([&] {
         book_.finish_request(r, FinishReason::kTimeout,
@@ -331,6 +337,7 @@ void EngineCore::advance(const Flight& flight, const StepResult& result, size_t 
     r.prompt_done = true;
     stats_.prompt_tokens.fetch_add(static_cast<uint64_t>(c.num_prompt), std::memory_order_relaxed);
     stats_.prefill_s.observe(seconds(now - *r.started_at));
+    if (store_) store_->computed(r.request);
     if (run.empty()) return book_.finish_request(r, FinishReason::kLength, "");
     fork_choices(c);
   }
