@@ -45,6 +45,7 @@ HOMES = [
     ("app/client/perplexity_report.cpp", "app/client/perplexity.h", "the result as text"),
     # Halves of a class that know nothing of each other.
     ("engine/engine_drafts.cpp", "engine/engine_core.h", "drafts"),
+    ("engine/engine_scores.cpp", "engine/engine_core.h", "scores"),
     ("engine/engine_flight.cpp", "engine/engine_core.h", "steps on their way, and their loss"),
     ("kernels/cpu/cpu_attention.cpp", "kernels/cpu/cpu_backend.h", "attention"),
     ("kernels/cpu/cpu_kv_write.cpp", "kernels/cpu/cpu_backend.h", "writing pages"),
