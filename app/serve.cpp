@@ -131,6 +131,7 @@ class Service {
     pthread_kill(supervisor.native_handle(), SIGTERM);  // wakes it from sigwait
     supervisor.join();
     if (context_.batches) context_.batches->stop();
+    kv_store_.reset();
     loaded_.reset();
     if (!http_error.empty()) throw Error("{}", http_error);
     if (!load_error_.empty()) {
@@ -158,6 +159,7 @@ class Service {
     loaded_ = std::move(loaded);
     serving_ = make_serving_model(*loaded_);
     if (!config_.kv_events.endpoint.empty()) publish_kv_events();
+    if (!config_.kv_store.place.empty()) kv_store_ = std::make_unique<KvStore>(config_.kv_store, *loaded_->engine);
     log::info("{}", loaded_->description());
     log::info("{}", loaded_->running_description());
     loaded_->engine->on_device_lost([this](const std::string&) {
@@ -237,6 +239,7 @@ class Service {
   std::unique_ptr<LocalStages> local_stages_;  // ends after the engine, which tells the workers that it is over
   std::unique_ptr<KvPublisher> kv_publisher_;  // the engine's thread uses it
   std::unique_ptr<LoadedModel> loaded_;
+  std::unique_ptr<KvStore> kv_store_;  // uses the engine
   std::unique_ptr<ServingModel> serving_;
   HttpContext context_;
   HttpServer http_;

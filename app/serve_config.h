@@ -11,6 +11,7 @@
 #include "kernels/attention_options.h"
 #include "server/api/server_config.h"
 #include "server/events/kv_publisher.h"
+#include "server/store/kv_store.h"
 
 namespace bam {
 
@@ -44,6 +45,7 @@ struct ServeConfig {
   ModelSettings model;
   ServerConfig server;
   KvEventsConfig kv_events;
+  KvStoreConfig kv_store;
   std::string log_level = "info";
   std::string log_format = "text";
   // Every setting as text with where it came from, in the order of the table; secrets are masked.

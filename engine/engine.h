@@ -21,6 +21,8 @@ namespace bam {
 
 class BamModel;
 class GroupSource;
+class PrefixPages;
+class PrefixStore;
 struct HeadReport;
 struct ModelConfig;
 
@@ -97,6 +99,14 @@ class Engine {
   SnapshotResult save_snapshot(const std::string& name, const std::vector<int32_t>& tokens,
                                const std::string& cache_salt);
   SnapshotResult restore_snapshot(const std::string& name);
+
+  // A store that is asked before long prompts are computed; null: none. It outlives its use. Throws SnapshotError when the
+  // engine has stopped.
+  void use_prefix_store(PrefixStore* store);
+  // The store has found what it could for this request. True as for cancel().
+  bool release(const std::string& id);
+  PrefixPages& prefix_pages();
+  std::shared_ptr<PrefixStoreStats> prefix_store_stats();
 
   // Everything one head looked at for a short prompt, outside the batch loop (tokens <= 2048): attention probabilities
   // [position + 1] of query position `position`. Computed in small pieces beside the steps of others; the caller waits,

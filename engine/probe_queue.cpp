@@ -1,6 +1,7 @@
 #include "engine/probe_queue.h"
 
 #include <exception>
+#include <future>
 #include <utility>
 
 #include "models/model_config.h"
@@ -28,6 +29,18 @@ std::optional<Error> ProbeQueue::check(const ModelConfig& model, std::span<const
 
 void ProbeQueue::add(std::unique_ptr<AttentionProbe> probe, std::stop_token stop, Done done) {
   probes_.push_back({std::move(probe), std::move(stop), std::move(done)});
+}
+
+Result<std::vector<float>> ProbeQueue::ask(const std::function<void(Done)>& add) {
+  auto promise = std::make_shared<std::promise<Result<std::vector<float>>>>();
+  auto answer = promise->get_future();
+  try {
+    add([promise](Result<std::vector<float>> row) { promise->set_value(std::move(row)); });
+    promise.reset();  // the engine's is the only one left: if it goes, we hear of it
+    return answer.get();
+  } catch (const std::exception& e) {
+    return Error("{}", e.what());
+  }
 }
 
 void ProbeQueue::drop_stopped() {

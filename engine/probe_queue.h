@@ -26,6 +26,8 @@ class ProbeQueue {
 
   using Done = std::function<void(Result<std::vector<float>>)>;
   void add(std::unique_ptr<AttentionProbe> probe, std::stop_token stop, Done done);
+  // Lets `add` hand a probe over to the engine's thread, and waits for its row. Any other thread.
+  static Result<std::vector<float>> ask(const std::function<void(Done)>& add);
   bool empty() const { return probes_.empty(); }
   // Forgets those whose callers left.
   void drop_stopped();
