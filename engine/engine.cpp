@@ -477,23 +477,4 @@ SnapshotResult Engine::restore_snapshot(const std::string& name) {
   return impl_->published_after(impl_->snapshots.restore(name));
 }
 
-Result<std::vector<float>> Engine::attention_row(const std::vector<int32_t>& tokens, int layer, int head,
-                                                 int64_t position, std::stop_token stop) {
-  if (auto wrong = ProbeQueue::check(impl_->model_config, tokens, layer, head, position)) return *wrong;
-  auto promise = std::make_shared<std::promise<Result<std::vector<float>>>>();
-  auto answer = promise->get_future();
-  try {
-    auto probe = std::make_shared<std::unique_ptr<AttentionProbe>>(
-        std::make_unique<AttentionProbe>(*impl_->model, tokens, layer, head, position));
-    impl_->run_between_steps([probe, stop, promise](EngineCore& core) {
-      core.add_probe(std::move(*probe), stop,
-                     [promise](Result<std::vector<float>> row) { promise->set_value(std::move(row)); });
-    });
-    promise.reset();  // the engine's is the only one left: if it goes, we hear of it
-    return answer.get();
-  } catch (const std::exception& e) {
-    return Error("{}", e.what());
-  }
-}
-
 }  // namespace bam

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -97,12 +96,6 @@ class Engine {
   SnapshotResult save_snapshot(const std::string& name, const std::vector<int32_t>& tokens,
                                const std::string& cache_salt);
   SnapshotResult restore_snapshot(const std::string& name);
-
-  // Everything one head looked at for a short prompt, outside the batch loop (tokens <= 2048): attention probabilities
-  // [position + 1] of query position `position`. Computed in small pieces beside the steps of others; the caller waits,
-  // until `stop` is requested if it likes.
-  Result<std::vector<float>> attention_row(const std::vector<int32_t>& tokens, int layer, int head, int64_t position,
-                                           std::stop_token stop = {});
 
  private:
   struct Impl;
