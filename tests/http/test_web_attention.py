@@ -4,6 +4,7 @@ Needs what test_web.py needs.
 """
 
 import pathlib
+import re
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
@@ -15,9 +16,7 @@ SAVED = """
   const click = HTMLAnchorElement.prototype.click;
   HTMLAnchorElement.prototype.click = function () {
     if (!this.download) return click.call(this);
-    const name = this.download;
-    fetch(this.href).catch(() => null);
-    window.saved = {name, href: this.href};
+    window.saved = this.download;
   };
   const make = URL.createObjectURL;
   URL.createObjectURL = (blob) => { blob.arrayBuffer().then((b) => { window.savedBytes = [...new Uint8Array(b)]; }); return make(blob); };
@@ -50,8 +49,7 @@ class AttentionGrid(PageTest):
         self.wait_text("#view-attention .stats", "looked most at")
         self.page.script("const p = document.querySelector('#attention-prompt'); p.value = 'The sky is blue. '.repeat(3000);"
                          "p.dispatchEvent(new Event('input'))")
-        self.page.wait("the long text counted", lambda: self.page.text("#view-attention .token-count").replace(",", "") > "1"
-                       and len(self.page.text("#view-attention .token-count")) >= len("12,000 tokens"))
+        self.page.wait("the long text counted", lambda: int(re.sub(r"\D", "", self.page.text("#view-attention .token-count")) or 0) > 10000)
         self.wait_text("#view-attention .range-text", "per bar", 120)
         self.wait_text(".attention-tokens", "Zoom into")
         self.page.click(".zoom [title='Around the largest weight']")
