@@ -20,6 +20,9 @@ const PEAKS = 8;
 const CONTEXT = 8;
 const DELAY_MS = 300;
 
+// The vocabulary of sentencepiece writes a blank as ▁.
+const spaced = (text) => text.replaceAll('▁', ' ');
+
 export class AttentionView {
   #model = null;
   #ids = []; // token ids of the text
@@ -310,7 +313,7 @@ export class AttentionView {
       const words = [];
       for (let i = at - CONTEXT; i <= at + CONTEXT; ++i) {
         if (tokens[i] === undefined) continue;
-        words.push(i === at ? h('mark', {}, visible(tokens[i])) : tokens[i]);
+        words.push(i === at ? h('mark', {}, visible(spaced(tokens[i]))) : spaced(tokens[i]));
       }
       return h('span', {class: 'peak-context'}, words);
     };
