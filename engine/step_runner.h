@@ -12,6 +12,7 @@
 #include "engine/staged_kv.h"
 #include "engine/stats.h"
 #include "engine/step_batch.h"
+#include "kernels/paged_kv.h"
 
 namespace bam {
 

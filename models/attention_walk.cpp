@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "kernels/backend.h"
 #include "kernels/page_keys.h"
 #include "models/model_config.h"
 
