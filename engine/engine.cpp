@@ -35,7 +35,7 @@ struct SubmitMessage {
   Clock::time_point submitted_at;
 };
 struct ControlMessage {
-  enum class What : uint8_t { kCancel, kCancelAll, kStop, kPause, kResume };
+  enum class What : uint8_t { kCancel, kCancelAll, kStop, kPause, kResume, kRelease };
   What what;
   std::string id;
   int32_t choice = 0;
@@ -64,9 +64,9 @@ struct Engine::Impl final : EngineCore::Observer {
         model_config(model->config()),
         heads(std::move(setup.heads)),
         core(*model, plan.config, std::move(setup.runner), setup.sizes, stats, time, *this),
-        snapshots(plan.config.kv_dir, snapshot_identity(*model, setup.reach, tokenizer_fingerprint), core.kv(),
-                  core.runner(), plan.layout,
-                  [this](const std::function<void()>& work) { run_between_steps([&](EngineCore&) { work(); }); }) {
+        pages(snapshot_identity(*model, setup.reach, tokenizer_fingerprint), core.kv(), core.runner(), plan.layout,
+              [this](const std::function<void()>& work) { run_between_steps([&](EngineCore&) { work(); }); }),
+        snapshots(plan.config.kv_dir, pages) {
     log::debug("{}", describe(plan));
     publish_now(time.now());
     thread = std::thread([this] { run(); });
@@ -142,6 +142,7 @@ struct Engine::Impl final : EngineCore::Observer {
   KvEventLog kv_events;
 
   EngineCore core;  // engine thread only, like all up to `published`
+  PrefixPages pages;
   SnapshotStore snapshots;
   std::vector<Message> messages;
   Clock::time_point published_at{};
@@ -291,6 +292,7 @@ void Engine::Impl::handle(Message& message) {
       case ControlMessage::What::kStop: return core.stop(m->id, m->choice);
       case ControlMessage::What::kPause: return core.pause(m->id);
       case ControlMessage::What::kResume: return core.resume(m->id);
+      case ControlMessage::What::kRelease: return core.release(m->id);
     }
   } else {
     std::get<TaskMessage>(message)(core);
@@ -406,6 +408,13 @@ bool Engine::stop(const std::string& id, int32_t choice) {
 }
 bool Engine::pause(const std::string& id) { return impl_->control({ControlMessage::What::kPause, id}); }
 bool Engine::resume(const std::string& id) { return impl_->control({ControlMessage::What::kResume, id}); }
+bool Engine::release(const std::string& id) { return impl_->control({ControlMessage::What::kRelease, id}); }
+
+void Engine::use_prefix_store(PrefixStore* store) {
+  impl_->run_between_steps([store](EngineCore& core) { core.use_store(store); });
+}
+PrefixPages& Engine::prefix_pages() { return impl_->pages; }
+std::shared_ptr<PrefixStoreStats> Engine::prefix_store_stats() { return impl_->stats.store; }
 
 bool Engine::drain(std::chrono::milliseconds timeout) {
   std::unique_lock lock(impl_->mutex);

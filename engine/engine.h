@@ -20,6 +20,8 @@ namespace bam {
 
 class BamModel;
 class GroupSource;
+class PrefixPages;
+class PrefixStore;
 struct HeadReport;
 struct ModelConfig;
 
@@ -96,6 +98,14 @@ class Engine {
   SnapshotResult save_snapshot(const std::string& name, const std::vector<int32_t>& tokens,
                                const std::string& cache_salt);
   SnapshotResult restore_snapshot(const std::string& name);
+
+  // A store that is asked before long prompts are computed; null: none. It outlives its use. Throws SnapshotError when the
+  // engine has stopped.
+  void use_prefix_store(PrefixStore* store);
+  // The store has found what it could for this request. True as for cancel().
+  bool release(const std::string& id);
+  PrefixPages& prefix_pages();
+  std::shared_ptr<PrefixStoreStats> prefix_store_stats();
 
  private:
   struct Impl;

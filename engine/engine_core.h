@@ -14,6 +14,7 @@
 #include "engine/cost_model.h"
 #include "engine/engine_report.h"
 #include "engine/memory_reserve.h"
+#include "engine/prefix_store.h"
 #include "engine/request_book.h"
 #include "engine/scheduler.h"
 #include "engine/stats.h"
@@ -42,7 +43,11 @@ class EngineCore {
   void stop(const std::string& id, int32_t choice);
   void pause(const std::string& id);
   void resume(const std::string& id);
-  // Ends requests whose deadline or queue timeout has passed.
+  // Asked before long prompts are computed, and told of those that were; null: nobody.
+  void use_store(PrefixStore* store);
+  // The store has found what it could.
+  void release(const std::string& id);
+  // Ends requests whose deadline or queue timeout has passed, and their waiting for the store.
   void expire(Clock::time_point now);
   // One step of all sequences, including delivery of its events; with steps on their way at once, the end of one or the
   // beginning of another. False: there was nothing to do but wait, for a moment.
@@ -100,6 +105,8 @@ class EngineCore {
   const SchedulePlan* make_plan(Clock::time_point now);
   void shed_youngest(const std::string& why);
   Sequence& add_choice(ActiveRequest& request);
+  void hold(ActiveRequest& request);
+  void let_go(ActiveRequest& request);
   // Whether steps guess what follows in this request's texts.
   bool may_draft(const Request& request) const;
   void propose_drafts();
@@ -112,6 +119,8 @@ class EngineCore {
   // Both return false when the model produced NaN.
   bool pool_rows(const Flight& flight, const StepResult& result, size_t entry, Sequence& choice);
   bool send_prompt_logprobs(const Flight& flight, const StepResult& result, size_t entry, Sequence& choice);
+  // Those of blocks that are in the prefix cache by now.
+  void keep_prompt_logprobs(Sequence& choice);
   std::span<const float> logits(const Flight& flight, const StepResult& result, size_t entry, int64_t position) const;
   void send_progress(Sequence& choice, Clock::time_point now);
   // The other choices of a request start from the pages and the logits that the first one has.
@@ -153,6 +162,7 @@ class EngineCore {
   std::vector<Sequence*> alive_;  // [entries] of the step that is finished
   std::vector<int32_t> sampled_;  // tokens of one sequence in it
   AttentionLooks looks_;
+  PrefixStore* store_ = nullptr;
   uint64_t next_arrival_ = 1;
   uint64_t seed_key_;  // of requests without a seed
   std::string device_lost_;

@@ -4,10 +4,8 @@
 #include <cctype>
 #include <cmath>
 #include <limits>
-#include <regex>
 
 #include "app/client/stats.h"
-#include "base/error.h"
 
 namespace bam::eval {
 namespace {
@@ -15,38 +13,9 @@ namespace {
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double k95 = 1.959963984540054;
 
-// Python's re and ECMAScript's agree on what task files use; what std::regex does not know is named.
-std::regex compile(const std::string& pattern) {
-  try {
-    return std::regex(pattern, std::regex::ECMAScript);
-  } catch (const std::regex_error& error) {
-    throw UsageError("the pattern '{}' is not supported: {}", pattern, error.what());
-  }
-}
-
-std::string strip(const std::string& text) {
-  const auto is_space = [](unsigned char c) { return std::isspace(c) != 0; };
-  const auto begin = std::find_if_not(text.begin(), text.end(), is_space);
-  const auto end = std::find_if_not(text.rbegin(), std::make_reverse_iterator(begin), is_space).base();
-  return {begin, end};
-}
-
 std::string change_case(std::string text, int (*change)(int)) {
   for (char& c : text) c = static_cast<char>(change(static_cast<unsigned char>(c)));
   return text;
-}
-
-// The last of the matches counts for a negative group, as in a Python list.
-std::string first_match(const std::string& text, const FilterStep& step) {
-  const std::regex pattern = compile(step.pattern);
-  std::vector<std::smatch> matches(std::sregex_iterator(text.begin(), text.end(), pattern), std::sregex_iterator());
-  const int index = step.group < 0 ? step.group + static_cast<int>(matches.size()) : step.group;
-  if (matches.empty() || index < 0 || index >= static_cast<int>(matches.size())) return step.fallback;
-  const std::smatch& match = matches[static_cast<size_t>(index)];
-  for (size_t group = 1; group < match.size(); ++group) {
-    if (match[group].length() > 0) return strip(match[group]);
-  }
-  return match.size() > 1 ? step.fallback : strip(match[0]);
 }
 
 MetricResult of_mean(const Metric& metric, const std::string& filter, const std::vector<double>& values) {
@@ -179,19 +148,16 @@ std::vector<MetricResult> score_generations(const Task& task, const std::vector<
 }  // namespace
 
 std::string apply_filter(const Filter& filter, std::string text) {
-  for (const FilterStep& step : filter.steps) {
-    if (step.function == "regex") text = first_match(text, step);
-    if (step.function == "lowercase") text = change_case(std::move(text), std::tolower);
-    if (step.function == "uppercase") text = change_case(std::move(text), std::toupper);
-    if (step.function == "remove_whitespace")
-      text.erase(0, std::min(text.find_first_not_of(" \t\n\r\v\f"), text.size()));
+  for (const std::string& step : filter.steps) {
+    if (step == "lowercase") text = change_case(std::move(text), std::tolower);
+    if (step == "uppercase") text = change_case(std::move(text), std::toupper);
+    if (step == "remove_whitespace") text.erase(0, std::min(text.find_first_not_of(" \t\n\r\v\f"), text.size()));
   }
   return text;
 }
 
 double exact_match(const std::string& answer, const std::string& reference, const TextRules& rules) {
   const auto prepare = [&](std::string text) {
-    for (const std::string& pattern : rules.ignored_patterns) text = std::regex_replace(text, compile(pattern), "");
     if (rules.ignore_case) text = change_case(std::move(text), std::tolower);
     if (rules.ignore_punctuation) std::erase_if(text, [](unsigned char c) { return c < 0x80 && std::ispunct(c) != 0; });
     if (rules.ignore_numbers) std::erase_if(text, [](unsigned char c) { return c >= '0' && c <= '9'; });

@@ -150,8 +150,8 @@ class TaskReader {
       metric.rules.ignore_case = entry.value("ignore_case", false);
       metric.rules.ignore_punctuation = entry.value("ignore_punctuation", false);
       metric.rules.ignore_numbers = entry.value("ignore_numbers", false);
-      for (const Json& pattern : entry.value("regexes_to_ignore", Json::array())) {
-        metric.rules.ignored_patterns.push_back(pattern.get<std::string>());
+      if (!entry.value("regexes_to_ignore", Json::array()).empty()) {
+        fail("'regexes_to_ignore' are Python's patterns, which only lm-eval can run");
       }
       task_.metrics.push_back(std::move(metric));
     }
@@ -174,21 +174,17 @@ class TaskReader {
     // lm-eval's own end of an answer, where the file names none.
     if (!settings.contains("until")) task_.until.push_back(text("fewshot_delimiter", "\n\n"));
     if (!config_.contains("filter_list") || config_["filter_list"].is_null()) {
-      task_.filters.push_back({"none", {{"take_first", "", 0, ""}}});
+      task_.filters.push_back({"none", {"take_first"}});
       return;
     }
     for (const Json& entry : config_["filter_list"]) {
       Filter filter{entry.value("name", "none"), {}};
       for (const Json& step : entry.value("filter", Json::array())) {
-        static const std::set<std::string> kKnown = {"take_first", "regex", "lowercase", "uppercase",
-                                                     "remove_whitespace"};
-        FilterStep made;
-        made.function = step.value("function", "");
-        if (!kKnown.contains(made.function)) fail(fmt::format("the filter '{}' is not supported", made.function));
-        made.pattern = step.value("regex_pattern", "#### (\\-?[0-9\\.\\,]+)");
-        made.group = step.value("group_select", 0);
-        made.fallback = step.value("fallback", made.fallback);
-        filter.steps.push_back(std::move(made));
+        static const std::set<std::string> kKnown = {"take_first", "lowercase", "uppercase", "remove_whitespace"};
+        const std::string function = step.value("function", "");
+        if (!kKnown.contains(function))
+          fail(fmt::format("the filter '{}' is not supported: only lm-eval can run it", function));
+        filter.steps.push_back(function);
       }
       task_.filters.push_back(std::move(filter));
     }

@@ -13,21 +13,13 @@ namespace bam::eval {
 
 enum class OutputType : uint8_t { kMultipleChoice, kLoglikelihood, kRolling, kGenerate };
 
-struct FilterStep {
-  std::string function;
-  std::string pattern;  // regex
-  int group = 0;
-  std::string fallback = "[invalid]";
-};
-
 struct Filter {
   std::string name = "none";
-  std::vector<FilterStep> steps;
+  std::vector<std::string> steps;  // take_first, lowercase, uppercase, remove_whitespace
 };
 
 struct TextRules {  // of exact_match
   bool ignore_case = false, ignore_punctuation = false, ignore_numbers = false;
-  std::vector<std::string> ignored_patterns;
 };
 
 struct Metric {

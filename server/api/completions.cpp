@@ -365,6 +365,7 @@ void GenerationJob::complete() {
 
 // Refers to what the job owns, and keeps it alive.
 TextSource GenerationJob::reply_source() {
+  if (const auto times = inbox_.token_times()) meta_.first_token = times->first;
   std::shared_ptr<ReplyWriter> writer = make_writer();
   TextSource source = writer->reply(record_.replies(request_, reply_options_), record_.usage());
   return [self = shared_from_this(), writer, source = std::move(source)](std::string& out) { return source(out); };

@@ -36,6 +36,9 @@ Json take(Json& object, const char* key);
 // Moves a member to another name, unless it is absent or null.
 void rename(Json& object, const char* from, const char* to);
 
+// 2026-01-31T12:00:00Z
+std::string utc_time(int64_t unix_seconds);
+
 // "event: TYPE\ndata: {…}\n\n"
 std::string named_event(std::string_view type, const Json& data);
 
@@ -48,6 +51,8 @@ struct ReplyPart {
   std::optional<ToolCallDelta> call;  // of a call, whole
 };
 std::vector<ReplyPart> parts_of(const ChoiceReply& choice);
+// [{id, token, bytes, logprob, top_logprobs}]
+Json logprobs_of(const Tokenizer& tokenizer, TokenRecords tokens, size_t num_top);
 // The arguments as an object; {} where they were cut off.
 Json arguments_of(const ToolCallDelta& call);
 

@@ -1,3 +1,4 @@
+#include "base/json_discard.h"
 #include "server/api/completions.h"
 #include "server/api/json_body.h"
 
@@ -23,8 +24,9 @@ void start_generation(ServerContext& context, CallPtr call, ApiKind kind) {
   auto json = parse_json_object(call->body);
   call->drop_body();
   if (!json) return call->reply(json.error());
+  const DiscardAtEnd at_end(*json);
   auto request = parse_generation_request(*json, kind, model.defaults);
-  *json = Json();
+  discard(*json);
   if (!request) return call->reply(request.error());
   start(context, model, std::move(call), *std::move(request));
 }

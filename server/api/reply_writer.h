@@ -25,6 +25,7 @@ struct ReplyMeta {
   std::string system_fingerprint;
   int64_t created = 0;  // Unix seconds
   Clock::time_point started = {};
+  Clock::time_point first_token = {};  // of a reply in one piece: when it came, if there is one
 };
 
 struct Usage {

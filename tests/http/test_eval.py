@@ -71,10 +71,9 @@ filter_list:
   - name: plain
     filter:
       - function: take_first
-  - name: number
+  - name: low
     filter:
-      - function: regex
-        regex_pattern: "([0-9]+)"
+      - function: lowercase
       - function: take_first
 metric_list:
   - metric: exact_match

@@ -9,10 +9,11 @@ import unittest
 import bamtest
 import pypi
 
-CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+# The last one: a method that a path does not have answers 405 with Allow.
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,unsupported_method"
 
 
-def generate_requests(test, examples_per_operation, at_least, *options):
+def generate_requests(test, examples_per_operation, at_least, *options, phases="fuzzing", timeout=800):
     """Runs schemathesis and returns how many requests it made."""
     python = pypi.python_with("schemathesis>=4,<5")
     folder = tempfile.TemporaryDirectory()
@@ -20,10 +21,10 @@ def generate_requests(test, examples_per_operation, at_least, *options):
                             "--batch-dir", folder.name + "/batches")
     try:
         command = [python, "-m", "schemathesis.cli", "run", f"http://127.0.0.1:{server.port}/openapi.json", "--checks", CHECKS,
-                   "--max-examples", str(examples_per_operation), "--phases", "fuzzing", "--seed", "1", "--workers", "1",
+                   "--max-examples", str(examples_per_operation), "--phases", phases, "--seed", "1", "--workers", "1",
                    "-H", "Authorization: Bearer admin", "--request-timeout", "60", "--suppress-health-check", "all",
                    "--generation-database", "none", *options]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
         test.assertEqual(result.returncode, 0, result.stdout[-6000:] + result.stderr[-2000:] + server.log())
         cases = re.search(r"(\d[\d,]*) generated", result.stdout)
         test.assertTrue(cases, result.stdout[-2000:])

@@ -6,11 +6,12 @@
 # FOLDER holds checkpoint folders (checkpoints/siblings); TEXT, which nobody was trained on, is scored and hides needles
 # (WORKDIR/valid.txt of the training). Results are kept in RESULTS and a second call continues them; PICTURES gets the SVG files.
 # Lengths grow until a model has answered nothing at two of them in a row. rope-ssmax is also served with its theta multiplied.
-# CURVES are the siblings' learning curves. BAM names the program, LONG the lengths (in tokens, 5 depths) that are tried with those still alive at the last of LENGTHS.
+# CURVES are the siblings' learning curves. BAM names the program, LONG the lengths (in tokens, 5 depths) that are tried with
+# those still alive at the last of LENGTHS, MEASURES what is measured (pass_keys perplexity needles).
 set -euo pipefail
 
 if [[ $# -lt 4 || $# -gt 5 ]]; then
-  sed -n '2,12s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,10s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
 folder=$1 text=$2 results=$3 pictures=$4 curves=${5:-}
@@ -19,6 +20,7 @@ tools=$(dirname "$0")
 read -ra lengths <<<"${LENGTHS:-500 1024 2048 4096 8192 16384 32768}"
 read -ra long <<<"${LONG-131072 512000}"
 read -ra needle_lengths <<<"${NEEDLE_LENGTHS:-500 1024 2048 4096}"
+read -ra measures <<<"${MEASURES:-pass_keys perplexity needles}"
 mkdir -p "$results"
 
 server=
@@ -94,7 +96,7 @@ if [[ -d $folder/rope-ssmax ]]; then
   done
 fi
 
-for measure in pass_keys perplexity needles; do
+for measure in "${measures[@]}"; do
   for checkpoint in "${checkpoints[@]}"; do
     serve "$checkpoint"
     "$measure" "$(basename "$checkpoint")"
@@ -106,9 +108,11 @@ done
 
 runs=() scores=()
 for checkpoint in "$folder"/*/; do
-  runs+=("$results/$(basename "$checkpoint").jsonl")
-  scores+=("$results/$(basename "$checkpoint").json")
+  run=$results/$(basename "$checkpoint")
+  [[ ! -s $run.jsonl ]] || runs+=("$run.jsonl")
+  [[ ! -s $run.json ]] || scores+=("$run.json")
 done
-"$bam" passkey report "${runs[@]}" --svg "$pictures" --report "$results/passkey.html"
-"$bam" eval report "${scores[@]}" --svg "$pictures" --report "$results/perplexity.html" --markdown "$results/perplexity.md"
+[[ ${#runs[@]} -eq 0 ]] || "$bam" passkey report "${runs[@]}" --svg "$pictures" --report "$results/passkey.html"
+[[ ${#scores[@]} -eq 0 ]] ||
+  "$bam" eval report "${scores[@]}" --svg "$pictures" --report "$results/perplexity.html" --markdown "$results/perplexity.md"
 python3 "$tools/study_tables.py" "$results" ${curves:+"$curves"} >"$results/tables.md"
