@@ -43,8 +43,9 @@ serve() {
 }
 
 # ask OUT LABEL REPEATS DEPTHS LENGTHS… -- FLAGS…: stops after two lengths in a row without a right answer, and then returns 1.
+# The caller sets misses to 0, and the count goes on over its calls.
 ask() {
-  local out=$1 label=$2 repeats=$3 depths=$4 misses=0 asked=() length hits
+  local out=$1 label=$2 repeats=$3 depths=$4 asked=() length hits
   shift 4
   while [[ $1 != -- ]]; do
     asked+=("$1")
@@ -61,7 +62,7 @@ ask() {
 }
 
 pass_keys() {
-  local out=$results/$1.jsonl
+  local out=$results/$1.jsonl misses=0
   # Short prompts are cheap and decide whether the task is known: five keys per depth. Long ones, asked one after the other in
   # the order of depth, share their beginnings.
   ask "$out" "$1" 5 20 "${lengths[@]:0:3}" -- --concurrency 4 && ask "$out" "$1" 1 20 "${lengths[@]:3}" -- || return 0
@@ -74,10 +75,11 @@ perplexity() {
 }
 
 needles() {
-  local task haystack
+  local task haystack misses
   for task in niah_single_1 niah_single_2 niah_single_3 niah_multikey_1; do
     haystack=(--filler-file "$text")
     [[ $task != niah_single_1 ]] || haystack=()
+    misses=0
     # 48 tokens hold a UUID.
     ask "$results/$1.$task.jsonl" "$1" 1 20 "${needle_lengths[@]}" -- --task "$task" --max-tokens 48 --concurrency 4 "${haystack[@]}" || true
   done
