@@ -65,7 +65,9 @@ EngineCore::EngineCore(BamModel& model, const EngineConfig& config, std::unique_
       report_(scheduler_, kv_, cost_, stats),
       runner_(std::move(runner)),
       flights_(static_cast<size_t>(runner_->depth())),
-      sampler_(model, config.max_num_seqs, config.device_sampling && runner_->supports_drawing()),
+      // While steps are under way the backend's threads have work.
+      sampler_(model, config.max_num_seqs, config.device_sampling && runner_->supports_drawing(),
+               runner_->depth() == 1 ? model.backend().threads() : nullptr),
       looks_(model),
       seed_key_(random_key()) {
   for (Flight& flight : flights_) {
@@ -227,7 +229,7 @@ bool EngineCore::step() {
   // What has arrived goes out first: whoever hears of it may say something before more rows are issued.
   if (num_in_flight_ > 0 && finish_step(std::chrono::milliseconds(0))) return true;
   const bool scheduled = scheduler_.has_work();
-  bool worked = scheduled && num_in_flight_ < flights_.size() && issue_step();
+  bool worked = scheduled && num_in_flight_ < flights_.size() && runner_->accepts() && issue_step();
   if (num_in_flight_ == flights_.size() || (num_in_flight_ > 0 && !worked)) {
     if (finish_step(worked ? std::chrono::milliseconds(0) : kPatience)) worked = true;
   }

@@ -34,8 +34,4 @@ class ModelRunner final : public StepRunner {
   StagePicture picture_;
 };
 
-// The rows of a step in one stage's block tables.
-void sequence_rows(const StepBatch& batch, std::span<const StagedBlocks* const> tables, int stage,
-                   std::vector<SequenceRows>& out);
-
 }  // namespace bam

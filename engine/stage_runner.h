@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/memory.h"
+#include "engine/batch_sampler.h"
 #include "engine/capacity.h"
 #include "engine/kv_cache.h"
 #include "models/attention_probe.h"
@@ -22,7 +23,7 @@ class StageRunner {
 
   BamModel& model() const { return model_; }
   const KvCacheView& kv() const { return kv_; }
-  // Whether tokens can be drawn where the logits are.
+  // Whether the device draws tokens; else that is done here, on the backend's threads.
   bool supports_drawing() const { return supports_drawing_; }
   void copy_pages(std::span<const PageCopy> copies);
 
@@ -56,6 +57,7 @@ class StageRunner {
   bool supports_drawing_;
   LazyMemory logits_;           // float [max_logit_rows, vocab], grown when more are wanted
   std::vector<int32_t> drawn_;  // [draws]
+  std::unique_ptr<BatchSampler> drawer_;
   std::vector<float> hidden_;
 };
 

@@ -134,7 +134,7 @@ class StageLoop {
     }
   }
 
-  void send_done() { transport_.send(0, Channel::kDone, reply_); }
+  void send_done() { transport_.send_swap(0, Channel::kDone, reply_); }
   bool is_last() const { return transport_.rank() + 1 == transport_.size(); }
 
   // The rows that belong to a plan, from the stage before.
@@ -176,7 +176,7 @@ class StageLoop {
 
   void send_on() {
     if (is_last()) return send_done();
-    transport_.send(transport_.rank() + 1, Channel::kActivations, reply_);
+    transport_.send_swap(transport_.rank() + 1, Channel::kActivations, reply_);
   }
 
   // False: it failed, and the report says why.
@@ -260,7 +260,7 @@ class StageLoop {
       Writer writer(reply_, {Kind::kRows, epoch_, step}, hidden * sizeof(float));
       queries = runner_.row_queries(row, 0, residual, reinterpret_cast<float*>(writer.payload().data()));
       write(writer, report_);
-      transport_.send(transport_.rank() + 1, Channel::kActivations, reply_);
+      transport_.send_swap(transport_.rank() + 1, Channel::kActivations, reply_);
     }
     Writer writer(reply_, {Kind::kProbed, epoch_, step});
     writer.array(queries);
@@ -325,6 +325,7 @@ void run_stage_worker(BamModel& model, const EngineConfig& config, uint64_t toke
       StageLoop(runner, info, *transport, epoch, stop).run();
       return;
     } catch (const PeerLost& e) {
+      if (e.rank() == 0 && !e.comes_back()) throw;
       log::warn("{}", e.what());
     } catch (const UsageError&) {
       throw;  // rank 0 refused

@@ -33,6 +33,8 @@ class StepRunner {
   virtual ~StepRunner() = default;
 
   virtual int depth() const = 0;
+  // False: another step would only wait, and one that is planned later knows more.
+  virtual bool accepts() const { return true; }
   // Whether tokens can be drawn where the logits are.
   virtual bool supports_drawing() const = 0;
   // Carries out and forgets the copies that the caches wait for, before what is issued next.
