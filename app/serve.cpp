@@ -16,6 +16,7 @@
 
 #include "app/build_info.h"
 #include "app/commands.h"
+#include "app/exit_codes.h"
 #include "app/local_stages.h"
 #include "app/option_flags.h"
 #include "app/passkey_selftest.h"
@@ -72,9 +73,6 @@ void abort_on_later_signal(int signal) {
   [[maybe_unused]] const ssize_t ignored = write(STDERR_FILENO, kText, sizeof(kText) - 1);
   _exit(128 + signal);
 }
-
-// The GPU, or another rank, is lost for this process: a supervisor starts the next one (docs/deploy.md).
-constexpr int kDeviceLostExitCode = 75;
 
 // Loads the model beside the running HTTP server, and ends both in order. Every thread is started and joined by run().
 class Service {

@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 
 #include "app/commands.h"
+#include "app/exit_codes.h"
 #include "app/model_setup.h"
 #include "app/option_flags.h"
 #include "base/log.h"
@@ -51,7 +52,17 @@ int work(const ServeConfig& config) {
   const StageModel stage = load_stage(config.model, group->rank(), group->size());
   log::info("rank {} of {}: {}", group->rank(), group->size(), stage.description());
   if (stop.token().stop_requested()) return 0;
-  run_stage_worker(*stage.model, config.model.engine, stage.tokenizer->fingerprint(), *group, stop.token());
+  const auto lost = [&](const std::exception& e) {
+    log::error("{}; ending with exit code {}", e.what(), kDeviceLostExitCode);
+    return kDeviceLostExitCode;
+  };
+  try {
+    run_stage_worker(*stage.model, config.model.engine, stage.tokenizer->fingerprint(), *group, stop.token());
+  } catch (const PeerLost& e) {
+    return lost(e);
+  } catch (const DeviceLost& e) {
+    return lost(e);
+  }
   log::info("rank {}: stopped", group->rank());
   return 0;
 }

@@ -12,20 +12,19 @@ BatchSampler::BatchSampler(int32_t vocab_size, const std::vector<int32_t>& eos_t
   errors_.resize(count);
 }
 
-void BatchSampler::sample(std::span<Run> runs) {
+template <typename F>
+void BatchSampler::for_each(size_t count, F work) {
   const auto one = [&](int64_t index, int worker) {
-    Run& run = runs[static_cast<size_t>(index)];
-    Sampler& sampler = samplers_[static_cast<size_t>(worker)];
     try {
-      follow(run, [&](size_t i) { return sampler.sample({run.logits[i], vocab_size_}, *run.state); });
+      work(static_cast<size_t>(index), samplers_[static_cast<size_t>(worker)]);
     } catch (...) {
       errors_[static_cast<size_t>(worker)] = std::current_exception();
     }
   };
   if (threads_) {
-    threads_->parallel_for(static_cast<int64_t>(runs.size()), one);
+    threads_->parallel_for(static_cast<int64_t>(count), one);
   } else {
-    for (size_t i = 0; i < runs.size(); ++i) one(static_cast<int64_t>(i), 0);
+    for (size_t i = 0; i < count; ++i) one(static_cast<int64_t>(i), 0);
   }
   std::exception_ptr first;
   for (std::exception_ptr& error : errors_) {
@@ -33,6 +32,20 @@ void BatchSampler::sample(std::span<Run> runs) {
     error = nullptr;
   }
   if (first) std::rethrow_exception(first);
+}
+
+void BatchSampler::sample(std::span<Run> runs) {
+  for_each(runs.size(), [&](size_t index, Sampler& sampler) {
+    Run& run = runs[index];
+    follow(run, [&](size_t i) { return sampler.sample({run.logits[i], vocab_size_}, *run.state); });
+  });
+}
+
+void BatchSampler::draw(const DrawBatch& batch, const float* logits, std::span<int32_t> tokens) {
+  for_each(batch.rows.size(), [&](size_t i, Sampler& sampler) {
+    const DrawRow& row = batch.rows[i];
+    tokens[i] = sampler.draw_planned({logits + static_cast<size_t>(row.row) * vocab_size_, vocab_size_}, batch, row);
+  });
 }
 
 }  // namespace bam

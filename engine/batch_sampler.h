@@ -27,7 +27,9 @@ class BatchSampler {
   };
   // Throws what a constraint throws, when all runs are done.
   void sample(std::span<Run> runs);
-  // The same for samples that `next(i)` gives.
+  // One token per row of the batch, from logits [rows, vocab] (DrawRow::row).
+  void draw(const DrawBatch& batch, const float* logits, std::span<int32_t> tokens);
+  // The same as sample() for samples that `next(i)` gives.
   template <typename F>
   static void follow(Run& run, F next) {
     for (run.num_samples = 0; run.num_samples <= run.draft.size();) {
@@ -44,6 +46,9 @@ class BatchSampler {
   const Sampler& one() const { return samplers_.front(); }
 
  private:
+  template <typename F>
+  void for_each(size_t count, F work);
+
   ThreadPool* threads_;
   size_t vocab_size_;
   std::vector<Sampler> samplers_;           // [threads]

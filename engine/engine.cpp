@@ -486,14 +486,4 @@ SnapshotResult Engine::restore_snapshot(const std::string& name) {
   return impl_->published_after(impl_->snapshots.restore(name));
 }
 
-Result<std::vector<float>> Engine::attention_row(const std::vector<int32_t>& tokens, int layer, int head,
-                                                 int64_t position, std::stop_token stop) {
-  if (auto wrong = ProbeQueue::check(impl_->model_config, tokens, layer, head, position)) return *wrong;
-  return ProbeQueue::ask([&](const ProbeQueue::Done& done) {
-    auto probe = std::make_shared<std::unique_ptr<AttentionProbe>>(
-        std::make_unique<AttentionProbe>(*impl_->model, tokens, layer, head, position));
-    impl_->run_between_steps([probe, stop, done](EngineCore& core) { core.add_probe(std::move(*probe), stop, done); });
-  });
-}
-
 }  // namespace bam

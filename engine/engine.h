@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -107,12 +106,6 @@ class Engine {
   bool release(const std::string& id);
   PrefixPages& prefix_pages();
   std::shared_ptr<PrefixStoreStats> prefix_store_stats();
-
-  // Everything one head looked at for a short prompt, outside the batch loop (tokens <= 2048): attention probabilities
-  // [position + 1] of query position `position`. Computed in small pieces beside the steps of others; the caller waits,
-  // until `stop` is requested if it likes.
-  Result<std::vector<float>> attention_row(const std::vector<int32_t>& tokens, int layer, int head, int64_t position,
-                                           std::stop_token stop = {});
 
  private:
   struct Impl;

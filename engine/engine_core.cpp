@@ -65,7 +65,10 @@ EngineCore::EngineCore(BamModel& model, const EngineConfig& config, std::unique_
       report_(scheduler_, kv_, cost_, stats),
       runner_(std::move(runner)),
       flights_(static_cast<size_t>(runner_->depth())),
-      sampler_(model, config.max_num_seqs, config.device_sampling && runner_->supports_drawing()),
+      // While steps are under way the backend's threads have work.
+      sampler_(model, config.max_num_seqs, config.device_sampling && runner_->supports_drawing(),
+               runner_->depth() == 1 ? model.backend().threads() : nullptr),
+      looks_(model),
       seed_key_(random_key()) {
   for (Flight& flight : flights_) {
     const auto sequences = static_cast<size_t>(config_.max_num_seqs);
@@ -157,7 +160,7 @@ void EngineCore::cancel(const std::string& id) {
 
 void EngineCore::cancel_all() {
   book_.end_all(FinishReason::kCancelled, "cancelled");
-  probes_.cancel_all();
+  looks_.clear();
 }
 
 void EngineCore::stop(const std::string& id, int32_t choice) {
@@ -226,12 +229,12 @@ bool EngineCore::step() {
   // What has arrived goes out first: whoever hears of it may say something before more rows are issued.
   if (num_in_flight_ > 0 && finish_step(std::chrono::milliseconds(0))) return true;
   const bool scheduled = scheduler_.has_work();
-  bool worked = scheduled && num_in_flight_ < flights_.size() && issue_step();
+  bool worked = scheduled && num_in_flight_ < flights_.size() && runner_->accepts() && issue_step();
   if (num_in_flight_ == flights_.size() || (num_in_flight_ > 0 && !worked)) {
     if (finish_step(worked ? std::chrono::milliseconds(0) : kPatience)) worked = true;
   }
-  if (!probes_.empty()) {
-    advance_probes(!scheduled);
+  if (!looks_.empty()) {
+    advance_looks(!scheduled);
     worked = true;
   }
   return worked;
@@ -326,6 +329,7 @@ void EngineCore::advance(const Flight& flight, const StepResult& result, size_t 
     const auto error = StepSampler::error_of(run.back(), *c.sampler);
     if (!error.empty()) return fail_request(r, std::string(error));
   }
+  if (caught_up && r.request.look) return begin_look(c, now);
   const int64_t freed = kv_.commit(c.blocks, c.tokens, c.num_computed);
   stats_.reach_freed_bytes.fetch_add(static_cast<uint64_t>(freed) * page_bytes_, std::memory_order_relaxed);
   if (c.scores) keep_prompt_logprobs(c);

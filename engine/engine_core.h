@@ -4,18 +4,17 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "engine/active_request.h"
+#include "engine/attention_looks.h"
 #include "engine/capacity.h"
 #include "engine/cost_model.h"
 #include "engine/engine_report.h"
 #include "engine/memory_reserve.h"
 #include "engine/prefix_store.h"
-#include "engine/probe_queue.h"
 #include "engine/request_book.h"
 #include "engine/scheduler.h"
 #include "engine/stats.h"
@@ -69,7 +68,7 @@ class EngineCore {
   void fail_all() { book_.end_all(FinishReason::kError, device_lost_); }
 
   // A step would get somewhere.
-  bool has_work() const { return scheduler_.has_work() || !probes_.empty() || num_in_flight_ > 0; }
+  bool has_work() const { return scheduler_.has_work() || !looks_.empty() || num_in_flight_ > 0; }
   // When expire() has something to do next; max(): never.
   Clock::time_point next_deadline() const;
   int64_t num_queued() const { return book_.num_queued(); }
@@ -77,11 +76,6 @@ class EngineCore {
   EnginePicture picture(Clock::time_point now) const;
   LoadSummary load(Clock::time_point now) const { return report_.load(now); }
   double expected_step_ms() const { return step_ms_; }
-
-  // Computed in pieces beside the steps; `done` is told on the engine thread.
-  void add_probe(std::unique_ptr<AttentionProbe> probe, std::stop_token stop, ProbeQueue::Done done) {
-    probes_.add(std::move(probe), std::move(stop), std::move(done));
-  }
 
   std::string check_integrity() const { return kv_.check_integrity(); }
   const StagedKv& kv() const { return kv_; }
@@ -140,8 +134,11 @@ class EngineCore {
   // Ends a request whose numbers went wrong: nothing it computed stays in the cache.
   void fail_request(ActiveRequest& request, const std::string& message);
   void compute_done(const Flight& flight, const StepResult& result);
-  // A piece of the oldest probe: a quarter of a step, or as much as a step of prompts alone if nothing else runs.
-  void advance_probes(bool alone);
+  // The prompt of a look has been read: the sequence keeps its pages, as long as nobody needs them, and gets no more rows.
+  void begin_look(Sequence& choice, Clock::time_point now);
+  // A piece of the oldest look that is still wanted; one whose pages were taken reads its prompt again.
+  void advance_looks(bool alone);
+  void finish_look(Sequence& choice);
   void fail_step(std::span<const ScheduledRows> rows, const std::string& what);
 
   bool is_eos(int32_t token) const;
@@ -164,7 +161,7 @@ class EngineCore {
   StepSampler sampler_;
   std::vector<Sequence*> alive_;  // [entries] of the step that is finished
   std::vector<int32_t> sampled_;  // tokens of one sequence in it
-  ProbeQueue probes_;
+  AttentionLooks looks_;
   PrefixStore* store_ = nullptr;
   uint64_t next_arrival_ = 1;
   uint64_t seed_key_;  // of requests without a seed

@@ -6,6 +6,22 @@
 
 namespace bam {
 
+namespace {
+
+void sequence_rows(const StepBatch& batch, std::span<const StagedBlocks* const> tables,
+                   std::vector<SequenceRows>& out) {
+  out.clear();
+  int64_t row = 0;
+  for (size_t i = 0; i < batch.entries.size(); ++i) {
+    const BlockTable& table = tables[i]->stages.front();
+    const StepBatch::Entry& entry = batch.entries[i];
+    out.push_back({table.entries.data(), table.stride, row, entry.num_rows, entry.start});
+    row += entry.num_rows;
+  }
+}
+
+}  // namespace
+
 ModelRunner::ModelRunner(BamModel& model, const KvPlan& plan)
     : stage_(model, plan), size_{plan.geometry, plan.num_pages} {
   sequences_.reserve(static_cast<size_t>(plan.config.max_num_seqs));
@@ -19,21 +35,9 @@ void ModelRunner::copy_pages(StagedKv& kv) {
   stage_.copy_pages(copies);
 }
 
-void sequence_rows(const StepBatch& batch, std::span<const StagedBlocks* const> tables, int stage,
-                   std::vector<SequenceRows>& out) {
-  out.clear();
-  int64_t row = 0;
-  for (size_t i = 0; i < batch.entries.size(); ++i) {
-    const BlockTable& table = tables[i]->stages[static_cast<size_t>(stage)];
-    const StepBatch::Entry& entry = batch.entries[i];
-    out.push_back({table.entries.data(), table.stride, row, entry.num_rows, entry.start});
-    row += entry.num_rows;
-  }
-}
-
 void ModelRunner::issue(const StepBatch& batch, std::span<const StagedBlocks* const> tables, StagedKv&) {
   const auto start = std::chrono::steady_clock::now();
-  sequence_rows(batch, tables, 0, sequences_);
+  sequence_rows(batch, tables, sequences_);
   stage_.run({batch.tokens, sequences_, batch.logit_rows, batch.host_rows, &batch.draws, batch.wants_hidden});
   result_.hidden = stage_.hidden().data();
   result_.logits.assign(batch.logit_rows.size(), nullptr);
@@ -46,10 +50,9 @@ void ModelRunner::issue(const StepBatch& batch, std::span<const StagedBlocks* co
 
 const StepResult* ModelRunner::finish(std::chrono::milliseconds) { return &result_; }
 
-std::optional<std::vector<float>> ModelRunner::advance_probe(AttentionProbe& probe, int64_t rows) {
-  probe.advance(rows);
-  if (!probe.done()) return std::nullopt;
-  return probe.result();
+std::vector<float> ModelRunner::row_queries(const StagedBlocks& blocks, int32_t token, int64_t position) {
+  const BlockTable& table = blocks.stages.front();
+  return stage_.row_queries({table.entries.data(), table.stride, 0, 1, position}, token);
 }
 
 std::vector<StagePicture> ModelRunner::picture() const { return {picture_}; }

@@ -5,8 +5,6 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "engine/clock.h"
-#include "engine/model_runner.h"
 
 namespace bam {
 
@@ -38,7 +36,8 @@ PipelineRunner::PipelineRunner(BamModel& model, const KvPlan& plan, uint64_t tok
     : source_(source),
       group_timeout_(plan.config.group_timeout_s),
       runner_(model, plan),
-      own_(describe_stage(model, plan, tokenizer_fingerprint)) {
+      own_(describe_stage(model, plan, tokenizer_fingerprint)),
+      stage_(runner_, own_.kv().geometry) {
   BAM_CHECK(source.rank() == 0 && source.size() > 1 && model.first_stage() && !model.last_stage());
   adopt(form());
 }
@@ -46,6 +45,7 @@ PipelineRunner::PipelineRunner(BamModel& model, const KvPlan& plan, uint64_t tok
 PipelineRunner::~PipelineRunner() {
   stopping_ = true;
   if (forming_.valid()) forming_.wait();
+  stage_.detach();
   if (!transport_) return;
   try {
     Writer end(message_, head(Kind::kEnd));
@@ -121,6 +121,7 @@ std::optional<PipelineRunner::Group> PipelineRunner::introduce(std::unique_ptr<T
 
 void PipelineRunner::adopt(Group group) {
   transport_ = std::move(group.transport);
+  stage_.attach(*transport_);
   epoch_ = group.epoch;
   step_ = 0;
   sent_.clear();
@@ -140,7 +141,9 @@ void PipelineRunner::adopt(Group group) {
 
 void PipelineRunner::form_again() {
   if (transport_) transport_->abort("rank 0 forms a new group");
+  stage_.detach();
   transport_.reset();
+  own_copies_.clear();
   pending_.clear();
   arrived_.clear();
   forming_ = std::async(std::launch::async, [this] { return form(); });
@@ -179,18 +182,26 @@ void PipelineRunner::copy_pages(StagedKv& kv) {
     if (kv.stage(stage).pending_copies().empty()) continue;
     const std::vector<PageCopy> copies = std::exchange(kv.stage(stage).pending_copies(), {});
     if (stage == 0) {
-      runner_.copy_pages(copies);
+      own_copies_.insert(own_copies_.end(), copies.begin(), copies.end());
       continue;
     }
     Writer writer(message_, head(Kind::kCopy));
     writer.array(copies);
-    transport_->send(stage, Channel::kPlan, message_);
+    transport_->send_swap(stage, Channel::kPlan, message_);
   }
 }
 
-void PipelineRunner::make_plan(const StepBatch& batch, std::span<const StagedBlocks* const> tables, int stage) {
-  plan_.entries.clear();
-  plan_.pages.clear();
+StageRunner& PipelineRunner::settled() {
+  stage_.settle();
+  stage_.check();
+  runner_.copy_pages(std::exchange(own_copies_, {}));
+  return runner_;
+}
+
+void PipelineRunner::make_plan(const StepBatch& batch, std::span<const StagedBlocks* const> tables, int stage,
+                               wire::StepPlan& plan) const {
+  plan.entries.clear();
+  plan.pages.clear();
   for (size_t i = 0; i < batch.entries.size(); ++i) {
     const StepBatch::Entry& entry = batch.entries[i];
     const BlockTable& table = tables[i]->stages[static_cast<size_t>(stage)];
@@ -198,32 +209,40 @@ void PipelineRunner::make_plan(const StepBatch& batch, std::span<const StagedBlo
     const int64_t page_size = own_.page_size;
     // A fork may have split the block that the first row is written to, so that one is always told.
     const int64_t first = sent == sent_.end() ? 0 : std::min(sent->second, entry.start / page_size);
-    plan_.entries.push_back({tables[i]->id, entry.start, entry.num_rows, first, table.num_blocks});
+    plan.entries.push_back({tables[i]->id, entry.start, entry.num_rows, first, table.num_blocks});
     const auto groups = static_cast<int64_t>(stages_[static_cast<size_t>(stage)].reach.size());
     for (int64_t g = 0; g < groups; ++g) {
       const auto from = table.entries.begin() + g * table.stride;
-      plan_.pages.insert(plan_.pages.end(), from + first, from + table.num_blocks);
+      plan.pages.insert(plan.pages.end(), from + first, from + table.num_blocks);
     }
   }
 }
 
 void PipelineRunner::issue(const StepBatch& batch, std::span<const StagedBlocks* const> tables, StagedKv& kv) {
   if (!transport_) throw PeerLost(-1, "there is no group");
+  stage_.check();
   ++step_;
   try {
     send_plans(batch, tables, kv);
   } catch (const std::bad_alloc&) {  // some ranks have the plan, others do not
     throw PeerLost(0, "it is out of memory");
   }
-  send_rows(batch);
 }
 
 void PipelineRunner::send_plans(const StepBatch& batch, std::span<const StagedBlocks* const> tables, StagedKv& kv) {
   plan_.ended.swap(kv.ended());
   kv.ended().clear();
   for (const uint64_t id : plan_.ended) sent_.erase(id);
+  std::unique_ptr<StageThread::Step> own = stage_.blank();
+  make_plan(batch, tables, 0, own->plan);
+  own->plan.ended = plan_.ended;
+  own->head = head(Kind::kRows);
+  own->tokens = batch.tokens;
+  own->copies = std::exchange(own_copies_, {});
+  own->others_under_way = !pending_.empty();
+  stage_.issue(std::move(own));
   for (int rank = 1; rank < source_.size(); ++rank) {
-    make_plan(batch, tables, rank);
+    make_plan(batch, tables, rank, plan_);
     if (rank == last_rank()) {
       plan_.logit_rows = batch.logit_rows;
       plan_.host_rows = batch.host_rows;
@@ -236,40 +255,10 @@ void PipelineRunner::send_plans(const StepBatch& batch, std::span<const StagedBl
       plan_.wants_hidden = false;
     }
     encode(head(Kind::kStep), plan_, message_);
-    transport_->send(rank, Channel::kPlan, message_);
+    transport_->send_swap(rank, Channel::kPlan, message_);
   }
   for (size_t i = 0; i < tables.size(); ++i) sent_[tables[i]->id] = tables[i]->stages.front().num_blocks;
   pending_.push_back({batch.logit_rows.size(), batch.host_rows, batch.wants_hidden});
-  sequence_rows(batch, tables, 0, sequences_);
-}
-
-// The first stage's rows, or why there are none: the others wait for either.
-void PipelineRunner::send_rows(const StepBatch& batch) {
-  const auto start = SteadyClock::now();
-  const size_t floats = batch.tokens.size() * static_cast<size_t>(runner_.model().config().hidden_size);
-  report_ = {};
-  {
-    Writer writer(rows_message_, head(Kind::kRows), floats * sizeof(float));
-    try {
-      runner_.run({.tokens = batch.tokens,
-                   .sequences = sequences_,
-                   .residual_out = reinterpret_cast<float*>(writer.payload().data())});
-      report_.stage_ms.push_back(ms_since(start));
-      report_.wait_ms.push_back(std::exchange(waited_ms_, 0));
-      write(writer, report_);
-      return transport_->send(1, Channel::kActivations, rows_message_);
-    } catch (const DeviceLost&) {
-      throw;
-    } catch (const PeerLost&) {
-      throw;
-    } catch (const std::exception& e) {
-      report_.error = e.what();
-    }
-  }
-  if (report_.error.empty()) report_.error = "unknown";
-  Writer writer(rows_message_, head(Kind::kRows));
-  write(writer, report_);
-  transport_->send(1, Channel::kActivations, rows_message_);
 }
 
 bool PipelineRunner::receive(int rank, Kind kind, std::vector<std::byte>& message, milliseconds timeout) {
@@ -307,15 +296,13 @@ void PipelineRunner::take_counters(int rank, const std::vector<std::byte>& messa
 
 const StepResult* PipelineRunner::finish(milliseconds timeout) {
   BAM_CHECK(!pending_.empty());
+  stage_.check();
   return checked(last_rank(), [&]() -> const StepResult* {
-    const auto start = SteadyClock::now();
     if (!arrived_.empty()) {
       result_message_ = std::move(arrived_.front());
       arrived_.pop_front();
-    } else {
-      const bool here = receive(last_rank(), Kind::kDone, result_message_, timeout);
-      waited_ms_ += ms_since(start);
-      if (!here) return nullptr;
+    } else if (!receive(last_rank(), Kind::kDone, result_message_, timeout)) {
+      return nullptr;
     }
     const Pending pending = std::move(pending_.front());
     pending_.pop_front();
@@ -354,51 +341,45 @@ void PipelineRunner::read_result(const Pending& pending) {
 
 // --- beside the steps ---
 
-std::optional<std::vector<float>> PipelineRunner::advance_probe(AttentionProbe& probe, int64_t rows) {
-  rows = std::min({rows, runner_.model().options().max_rows, probe.num_tokens() - probe.num_computed()});
-  if (!probe.passes_on()) {
-    probe.advance(rows);
-    if (!probe.done()) return std::nullopt;
-    return probe.result();
-  }
+std::vector<float> PipelineRunner::row_queries(const StagedBlocks& blocks, int32_t token, int64_t position) {
+  settled();
   if (!transport_) throw PeerLost(-1, "there is no group");
-  int owner = 1;
-  while (probe.layer() >=
-         stages_[static_cast<size_t>(owner)].range.first_layer + stages_[static_cast<size_t>(owner)].range.num_layers) {
-    ++owner;
-  }
-  const int64_t begin = probe.num_computed();
-  const size_t floats = static_cast<size_t>(rows * runner_.model().config().hidden_size);
-  Writer writer(rows_message_, head(Kind::kRows), floats * sizeof(float));
-  const int64_t computed = probe.advance(rows, nullptr, reinterpret_cast<float*>(writer.payload().data()));
-  BAM_CHECK(computed == rows);
+  const auto hidden = static_cast<size_t>(runner_.model().config().hidden_size);
+  const BlockTable& own = blocks.stages.front();
+  Writer writer(rows_message_, head(Kind::kRows), hidden * sizeof(float));
+  std::vector<float> queries = runner_.row_queries({own.entries.data(), own.stride, 0, 1, position}, token, nullptr,
+                                                   reinterpret_cast<float*>(writer.payload().data()));
   report_ = {};
   write(writer, report_);
-  Writer plan(message_, head(Kind::kProbe));
-  plan.number(static_cast<int32_t>(probe.layer()));
-  plan.number(static_cast<int32_t>(probe.head()));
-  plan.number(probe.num_tokens());
-  plan.number(begin);
-  plan.number(rows);
-  for (int rank = 1; rank <= owner; ++rank) transport_->send(rank, Channel::kPlan, message_);
-  transport_->send(1, Channel::kActivations, rows_message_);
-  await(owner, Kind::kProbed, message_);
-  if (!probe.done()) return std::nullopt;
-  return checked(owner, [&] {
-    Reader reader(message_);
-    std::vector<float> result;
-    reader.array(result, static_cast<uint64_t>(probe.num_tokens()));
-    reader.end();
-    return std::optional(std::move(result));
-  });
+  for (int rank = 1; rank <= last_rank(); ++rank) {
+    Writer plan(message_, head(Kind::kProbe));
+    plan.number(position);
+    plan.array(blocks.stages[static_cast<size_t>(rank)].entries);
+    transport_->send_swap(rank, Channel::kPlan, message_);
+    if (rank == 1) transport_->send_swap(1, Channel::kActivations, rows_message_);
+  }
+  for (int rank = 1; rank <= last_rank(); ++rank) {
+    await(rank, Kind::kProbed, message_);
+    checked(rank, [&] {
+      Reader reader(message_);
+      const StageRange& range = stages_[static_cast<size_t>(rank)].range;
+      const auto size = static_cast<uint64_t>(range.num_layers * runner_.model().config().q_size());
+      std::vector<float> part;
+      reader.array(part, size);
+      reader.end();
+      if (part.size() != size) throw WireError("queries of other layers");
+      queries.insert(queries.end(), part.begin(), part.end());
+    });
+  }
+  return queries;
 }
 
 void PipelineRunner::read_pages(int stage, std::span<const int32_t> pages, std::span<std::byte> out) {
-  if (stage == 0) return runner_.model().backend().read_pages(runner_.kv(), pages, out);
+  if (stage == 0) return settled().model().backend().read_pages(runner_.kv(), pages, out);
   if (!transport_) throw PeerLost(-1, "there is no group");
   Writer writer(message_, head(Kind::kReadPages));
   writer.array(pages);
-  transport_->send(stage, Channel::kPlan, message_);
+  transport_->send_swap(stage, Channel::kPlan, message_);
   await(stage, Kind::kPages, message_);
   const Reader reader(message_);
   if (reader.payload().size() != out.size()) throw PeerLost(stage, "it sends other pages than it was asked for");
@@ -406,17 +387,17 @@ void PipelineRunner::read_pages(int stage, std::span<const int32_t> pages, std::
 }
 
 void PipelineRunner::write_pages(int stage, std::span<const int32_t> pages, std::span<const std::byte> in) {
-  if (stage == 0) return runner_.model().backend().write_pages(runner_.kv(), pages, in);
+  if (stage == 0) return settled().model().backend().write_pages(runner_.kv(), pages, in);
   if (!transport_) throw PeerLost(-1, "there is no group");
   Writer writer(message_, head(Kind::kWritePages), in.size());
   std::ranges::copy(in, writer.payload().begin());
   writer.array(pages);
-  transport_->send(stage, Channel::kPlan, message_);
+  transport_->send_swap(stage, Channel::kPlan, message_);
   await(stage, Kind::kWritten, message_);
 }
 
 std::vector<AttentionCounters> PipelineRunner::counters() {
-  counters_.front() = runner_.model().counters();
+  counters_.front() = stage_.counters();
   std::vector<AttentionCounters> all;
   for (const auto& stage : counters_) all.insert(all.end(), stage.begin(), stage.end());
   return all;

@@ -1,5 +1,5 @@
-// Steps of a pipeline, seen from rank 0: plans go to all ranks, rank 0 computes the first stage itself, rows go from stage
-// to stage, results come from the last one. 2n steps are on their way at once, so that every stage has work while rank 0
+// Steps of a pipeline, seen from rank 0: plans go to all ranks, a thread of rank 0 computes the first stage, rows go from
+// stage to stage, results come from the last one. 2n steps are on their way at once, so that every stage has work while rank 0
 // decides; a result is the credit for the next step.
 #pragma once
 
@@ -16,6 +16,7 @@
 
 #include "engine/stage_info.h"
 #include "engine/stage_runner.h"
+#include "engine/stage_thread.h"
 #include "engine/step_runner.h"
 #include "engine/step_wire.h"
 #include "transport/transport.h"
@@ -33,12 +34,13 @@ class PipelineRunner final : public StepRunner {
   std::vector<StagedKv::Stage> sizes() const override;
 
   int depth() const override { return 2 * source_.size(); }
-  bool supports_drawing() const override { return stages_.back().draws; }
+  bool accepts() const override { return stage_.accepts(); }
+  bool supports_drawing() const override { return true; }
   void copy_pages(StagedKv& kv) override;
   void issue(const StepBatch& batch, std::span<const StagedBlocks* const> tables, StagedKv& kv) override;
   const StepResult* finish(std::chrono::milliseconds timeout) override;
-  std::optional<std::vector<float>> advance_probe(AttentionProbe& probe, int64_t rows) override;
-  size_t page_bytes() const override { return runner_.kv().layout.page_bytes(); }
+  std::vector<float> row_queries(const StagedBlocks& blocks, int32_t token, int64_t position) override;
+  const KvLayout& layout() const override { return runner_.kv().layout; }
   void read_pages(int stage, std::span<const int32_t> pages, std::span<std::byte> out) override;
   void write_pages(int stage, std::span<const int32_t> pages, std::span<const std::byte> in) override;
   std::vector<AttentionCounters> counters() override;
@@ -67,9 +69,11 @@ class PipelineRunner final : public StepRunner {
 
   wire::Head head(wire::Kind kind) const { return {kind, epoch_, step_}; }
   int last_rank() const { return source_.size() - 1; }
-  void make_plan(const StepBatch& batch, std::span<const StagedBlocks* const> tables, int stage);
+  void make_plan(const StepBatch& batch, std::span<const StagedBlocks* const> tables, int stage,
+                 wire::StepPlan& plan) const;
   void send_plans(const StepBatch& batch, std::span<const StagedBlocks* const> tables, StagedKv& kv);
-  void send_rows(const StepBatch& batch);
+  // For this thread: all that was issued is computed, all that was to be copied is copied.
+  StageRunner& settled();
   // Runs `work`; a rank that says what makes no sense is lost.
   template <typename F>
   auto checked(int rank, F work);
@@ -83,6 +87,7 @@ class PipelineRunner final : public StepRunner {
   const std::chrono::duration<double> group_timeout_;
   StageRunner runner_;
   const StageInfo own_;
+  StageThread stage_;
   std::vector<StageInfo> stages_;
 
   std::unique_ptr<Transport> transport_;
@@ -93,7 +98,7 @@ class PipelineRunner final : public StepRunner {
   std::deque<std::vector<std::byte>> arrived_;            // results that came while something else was awaited
   std::vector<std::vector<AttentionCounters>> counters_;  // [ranks] as last heard
   std::vector<StagePicture> pictures_;                    // [ranks]
-  double waited_ms_ = 0;                                  // for results, since the last step was issued
+  std::vector<PageCopy> own_copies_;                      // that the next step of this stage begins with
   SteadyClock::time_point watched_{}, asked_{};
 
   std::atomic<bool> stopping_{false};
@@ -102,7 +107,6 @@ class PipelineRunner final : public StepRunner {
   // Reused from step to step.
   wire::StepPlan plan_;
   wire::StepReport report_;
-  std::vector<SequenceRows> sequences_;
   std::vector<std::byte> message_, rows_message_, result_message_;
   StepResult result_;
 };

@@ -85,7 +85,8 @@ Sample Sampler::sample(std::span<const float> logits, SamplerState& state) {
     }
     row = work_;
   }
-  result.token = state.params_.temperature < kGreedyTemperature ? argmax(row) : draw(row, state);
+  const DrawRow settings = settings_of(state, 0);
+  result.token = settings.greedy ? argmax(row) : draw(row, settings);
   if (state.params_.num_logprobs >= 0) {
     result.logprobs = logprobs(logits, result.token, state.params_.num_logprobs);
   }
@@ -124,22 +125,43 @@ bool Sampler::apply_masks(SamplerState& state) {
       if (!((allowed_[t / 32] >> (t % 32)) & 1u)) work_[t] = kMinusInfinity;
     }
   }
-  if (state.num_generated_ < p.min_tokens) {
-    std::vector<std::pair<int32_t, float>> saved;
-    for (const std::span<const int32_t> ids : {std::span(std::as_const(eos_token_ids_)), std::span(p.stop_token_ids)}) {
-      for (const int32_t token : ids) {
-        if (token < 0 || token >= vocab_size_) continue;
-        saved.emplace_back(token, work_[static_cast<size_t>(token)]);
-        work_[static_cast<size_t>(token)] = kMinusInfinity;
-      }
-    }
+  banned_.clear();
+  if (state.num_generated_ < p.min_tokens) append_ends(p, banned_);
+  // If only the end is left, a constraint that is complete wins over min_tokens.
+  return ban(banned_);
+}
+
+bool Sampler::ban(std::span<const int32_t> tokens) {
+  if (!tokens.empty()) {
+    std::vector<float> saved;
+    for (const int32_t token : tokens)
+      saved.push_back(std::exchange(work_[static_cast<size_t>(token)], kMinusInfinity));
     block_maxima(work_, maxima_);
     if (std::ranges::max(maxima_) > kMinusInfinity) return true;
-    // Only the end is left: a constraint that is complete wins over min_tokens. Backwards, in case of repeated ids.
-    for (size_t i = saved.size(); i-- > 0;) work_[static_cast<size_t>(saved[i].first)] = saved[i].second;
+    // Backwards, in case of repeated ids.
+    for (size_t i = tokens.size(); i-- > 0;) work_[static_cast<size_t>(tokens[i])] = saved[i];
   }
   block_maxima(work_, maxima_);
   return std::ranges::max(maxima_) > kMinusInfinity;
+}
+
+int32_t Sampler::draw_planned(std::span<const float> logits, const DrawBatch& batch, const DrawRow& settings) {
+  if (!block_maxima(logits, maxima_) || std::ranges::max(maxima_) == kMinusInfinity) return kDrawBadLogits;
+  const auto slice = [](const auto& list, const DrawSlice& of) {
+    return std::span(list).subspan(static_cast<size_t>(of.begin), static_cast<size_t>(of.count));
+  };
+  std::span<const float> row = logits;
+  if (settings.seen.count + settings.biases.count + settings.banned.count > 0) {
+    std::ranges::copy(logits, work_.begin());
+    for (const auto& [token, count] : slice(batch.seen, settings.seen)) {
+      float& x = work_[static_cast<size_t>(token)];
+      x = penalized_logit(x, count, settings.repetition_penalty, settings.presence_penalty, settings.frequency_penalty);
+    }
+    for (const auto& [token, bias] : slice(batch.biases, settings.biases)) work_[static_cast<size_t>(token)] += bias;
+    if (!ban(slice(batch.banned, settings.banned))) return kDrawNothing;
+    row = work_;
+  }
+  return settings.greedy ? argmax(row) : draw(row, settings);
 }
 
 int32_t Sampler::argmax(std::span<const float> row) const {
@@ -153,20 +175,18 @@ double Sampler::next_uniform(const SamplerState& state, int64_t ahead) {
                         static_cast<uint64_t>(state.num_generated_ + ahead));
 }
 
-int32_t Sampler::draw(std::span<const float> row, const SamplerState& state) {
-  const SamplingParams& p = state.params_;
-  const double uniform = next_uniform(state);
+int32_t Sampler::draw(std::span<const float> row, const DrawRow& p) {
   if (keep_top_logits(row, p)) {
     narrow_top(p);
-    return draw_from_candidates(uniform);
+    return draw_from_candidates(p.uniform);
   }
-  weight_blocks(row, std::ranges::max(maxima_), 1.0f / p.temperature, probs_, sums_);
+  weight_blocks(row, std::ranges::max(maxima_), p.inverse_temperature, probs_, sums_);
   const double total = std::accumulate(sums_.begin(), sums_.end(), 0.0);
   const bool restricted = uses_top_k(p) || p.top_p < 1.0f || p.min_p > 0.0f;
-  if (!restricted) return draw_from_blocks(uniform * total);
-  if (restrict_candidates(p, total)) return draw_from_candidates(uniform);
+  if (!restricted) return draw_from_blocks(p.uniform * total);
+  if (restrict_candidates(p, total)) return draw_from_candidates(p.uniform);
   restrict_flat(p, total);
-  return draw_from_blocks(uniform * std::accumulate(sums_.begin(), sums_.end(), 0.0));
+  return draw_from_blocks(p.uniform * std::accumulate(sums_.begin(), sums_.end(), 0.0));
 }
 
 int32_t Sampler::draw_from_blocks(double target) const {
@@ -198,7 +218,7 @@ int32_t Sampler::draw_from_candidates(double uniform) {
   return candidates_.back().id;
 }
 
-bool Sampler::restrict_candidates(const SamplingParams& p, double total) {
+bool Sampler::restrict_candidates(const DrawRow& p, double total) {
   constexpr float kLikely = 0.0025f;  // e^-6: covers the mass of an ordinary trained model's row
   constexpr size_t kMaxSort = 2048;
   block_maxima(probs_, maxima_);
@@ -222,7 +242,7 @@ bool Sampler::restrict_candidates(const SamplingParams& p, double total) {
   return true;
 }
 
-void Sampler::narrow_top(const SamplingParams& p) {
+void Sampler::narrow_top(const DrawRow& p) {
   if (p.top_p < 1.0f) {
     double kept = 0;
     for (const Candidate& c : candidates_) kept += static_cast<double>(c.value);
@@ -236,7 +256,7 @@ void Sampler::drop_below(float min_p) {
   candidates_ = candidates_.first(candidates_.size() - unlikely.size());
 }
 
-void Sampler::restrict_flat(const SamplingParams& p, double total) {
+void Sampler::restrict_flat(const DrawRow& p, double total) {
   const double mass = static_cast<double>(p.top_p) * total;
   const Bin bin = find_bin(std::numeric_limits<size_t>::max(), mass);
   // Above the bin everything stays, below nothing; inside it the order decides.
@@ -270,16 +290,16 @@ float Sampler::nth_block_maximum(size_t count) {
   return *nth;
 }
 
-bool Sampler::keep_top_logits(std::span<const float> row, const SamplingParams& p) {
+bool Sampler::keep_top_logits(std::span<const float> row, const DrawRow& p) {
   if (!uses_top_k(p) || static_cast<size_t>(p.top_k) > maxima_.size()) return false;
   const size_t count = static_cast<size_t>(p.top_k);
-  const float max = std::ranges::max(maxima_), scale = 1.0f / p.temperature;
+  const float max = std::ranges::max(maxima_), scale = p.inverse_temperature;
   const float reached = nth_block_maximum(count);
   // Far below the best token the grid of weights makes equals of different logits.
   constexpr float kFineWeights = 0x1p-20f;
   if (!(draw_weight(reached, max, scale) >= kFineWeights)) return false;
   // Whatever lies this much lower weighs 1.5 % less than `reached`: no rounding brings it among the best.
-  gather(row, reached - p.temperature / 64, std::numeric_limits<float>::infinity(), buffer_.size());
+  gather(row, reached - 1 / (64 * scale), std::numeric_limits<float>::infinity(), buffer_.size());
   for (Candidate& c : candidates_) c.value = draw_weight(c.value, max, scale);
   keep_best(count);
   return true;
@@ -342,22 +362,35 @@ bool Sampler::plan_draw(const SamplerState& state, DrawBatch& batch, int64_t cou
   return true;
 }
 
+DrawRow Sampler::settings_of(const SamplerState& state, int64_t ahead) const {
+  const SamplingParams& p = state.params_;
+  const bool greedy = p.temperature < kGreedyTemperature;
+  return {.greedy = greedy,
+          .inverse_temperature = greedy ? 1.0f : 1.0f / p.temperature,
+          .top_k = p.top_k < vocab_size_ ? p.top_k : 0,
+          .top_p = p.top_p,
+          .min_p = p.min_p,
+          .repetition_penalty = p.repetition_penalty,
+          .presence_penalty = p.presence_penalty,
+          .frequency_penalty = p.frequency_penalty,
+          .uniform = next_uniform(state, ahead)};
+}
+
+void Sampler::append_ends(const SamplingParams& p, std::vector<int32_t>& tokens) const {
+  for (const std::span<const int32_t> ids : {std::span(eos_token_ids_), std::span(p.stop_token_ids)}) {
+    for (const int32_t token : ids) {
+      if (token >= 0 && token < vocab_size_) tokens.push_back(token);
+    }
+  }
+}
+
 void Sampler::append_draw(const SamplerState& state, int64_t ahead, DrawBatch& batch) const {
   const SamplingParams& p = state.params_;
   const auto begin = [](const auto& list) { return static_cast<int32_t>(list.size()); };
-  const bool greedy = p.temperature < kGreedyTemperature;
-  DrawRow row{.greedy = greedy,
-              .inverse_temperature = greedy ? 1.0f : 1.0f / p.temperature,
-              .top_k = p.top_k < vocab_size_ ? p.top_k : 0,
-              .top_p = p.top_p,
-              .min_p = p.min_p,
-              .repetition_penalty = p.repetition_penalty,
-              .presence_penalty = p.presence_penalty,
-              .frequency_penalty = p.frequency_penalty,
-              .uniform = next_uniform(state, ahead),
-              .seen = {begin(batch.seen), begin(state.seen_)},
-              .biases = {begin(batch.biases), 0},
-              .banned = {begin(batch.banned), 0}};
+  DrawRow row = settings_of(state, ahead);
+  row.seen = {begin(batch.seen), begin(state.seen_)};
+  row.biases.begin = begin(batch.biases);
+  row.banned.begin = begin(batch.banned);
   for (const auto& [token, bias] : p.logit_bias) {
     if (token >= 0 && token < vocab_size_) batch.biases.push_back({token, bias});
   }
@@ -365,13 +398,7 @@ void Sampler::append_draw(const SamplerState& state, int64_t ahead, DrawBatch& b
   for (const int32_t token : state.seen_) {
     batch.seen.push_back({token, state.output_counts_[static_cast<size_t>(token)]});
   }
-  if (state.num_generated_ + ahead < p.min_tokens) {
-    for (const std::span<const int32_t> ids : {std::span(eos_token_ids_), std::span(p.stop_token_ids)}) {
-      for (const int32_t token : ids) {
-        if (token >= 0 && token < vocab_size_) batch.banned.push_back(token);
-      }
-    }
-  }
+  if (state.num_generated_ + ahead < p.min_tokens) append_ends(p, batch.banned);
   row.banned.count = begin(batch.banned) - row.banned.begin;
   batch.rows.push_back(row);
 }

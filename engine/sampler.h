@@ -73,7 +73,9 @@ class Sampler {
   // with nothing appended: the host must sample, because a constraint, log-probabilities or long lists of tokens are
   // involved, or, beyond the next token, penalties, which depend on those before.
   bool plan_draw(const SamplerState& state, DrawBatch& batch, int64_t count = 1) const;
-  // What the device drew.
+  // Such a draw on this machine: what sample() would give. A token, or one of kDrawBadLogits and kDrawNothing.
+  int32_t draw_planned(std::span<const float> logits, const DrawBatch& batch, const DrawRow& row);
+  // What was drawn elsewhere.
   static Sample from_draw(int32_t drawn);
   // Log-probabilities of `token`; nullopt for bad logits.
   std::optional<TokenLogprobs> logprobs(std::span<const float> logits, int32_t token, int32_t num_top);
@@ -82,27 +84,33 @@ class Sampler {
   using Candidate = TokenValue;
 
   bool modifies(const SamplerState& state) const;
-  bool uses_top_k(const SamplingParams& p) const { return p.top_k > 0 && p.top_k < vocab_size_; }
+  bool uses_top_k(const DrawRow& p) const { return p.top_k > 0 && p.top_k < vocab_size_; }
   void apply_penalties(const SamplerState& state);
   bool apply_masks(SamplerState& state);
   int32_t argmax(std::span<const float> row) const;
-  int32_t draw(std::span<const float> row, const SamplerState& state);
+  int32_t draw(std::span<const float> row, const DrawRow& settings);
+  // But for lists of tokens and the row of logits.
+  DrawRow settings_of(const SamplerState& state, int64_t ahead) const;
+  // Makes tokens impossible unless nothing else is left; brings maxima_ up to date with work_. False: nothing is left.
+  bool ban(std::span<const int32_t> tokens);
   void append_draw(const SamplerState& state, int64_t ahead, DrawBatch& batch) const;
+  // What min_tokens forbids.
+  void append_ends(const SamplingParams& params, std::vector<int32_t>& tokens) const;
   int32_t draw_from_blocks(double target) const;
   int32_t draw_from_candidates(double uniform);
   static double next_uniform(const SamplerState& state, int64_t ahead = 0);
   // candidates_ = what top-k, top-p and min-p leave; total = sum of probs_. False: see restrict_flat().
-  bool restrict_candidates(const SamplingParams& params, double total);
+  bool restrict_candidates(const DrawRow& settings, double total);
   // top-p and min-p for rows with very many likely tokens: zeroes the others in probs_ and renews sums_.
-  void restrict_flat(const SamplingParams& params, double total);
+  void restrict_flat(const DrawRow& settings, double total);
   void keep_top(size_t count, std::span<const float> values);
   // top-k from the logits: only the candidates' weights are computed, not the row's. False: the row needs the long way.
-  bool keep_top_logits(std::span<const float> row, const SamplingParams& params);
+  bool keep_top_logits(std::span<const float> row, const DrawRow& settings);
   // A value that at least `count` tokens reach.
   float nth_block_maximum(size_t count);
   void keep_best(size_t count);
   // top-p and min-p of what top-k left.
-  void narrow_top(const SamplingParams& params);
+  void narrow_top(const DrawRow& settings);
   void drop_below(float min_p);
   void keep_mass(double mass);
   struct Bin {
@@ -126,6 +134,7 @@ class Sampler {
   std::vector<Candidate> buffer_;    // [vocab + 1]
   std::span<Candidate> candidates_;  // the front of buffer_
   std::vector<uint32_t> allowed_;    // [(vocab + 31) / 32]
+  std::vector<int32_t> banned_;
 };
 
 }  // namespace bam

@@ -35,7 +35,6 @@ StageInfo describe_stage(BamModel& model, const KvPlan& plan, uint64_t tokenizer
   info.num_pages = plan.num_pages;
   info.max_chunk = plan.config.max_batched_tokens;
   info.page_size = plan.layout.page_size;
-  info.draws = model.last_stage() && model.backend().supports_drawing(model.config().vocab_size);
   info.reach = model.group_reach();
   info.heads = model.heads();
   return info;
@@ -53,7 +52,6 @@ void write(wire::Writer& writer, const StageInfo& info) {
   writer.number(info.num_pages);
   writer.number(info.max_chunk);
   writer.number(info.page_size);
-  writer.number(static_cast<uint8_t>(info.draws));
   writer.array(info.reach);
   writer.array(info.heads);
 }
@@ -72,7 +70,6 @@ StageInfo read_stage_info(wire::Reader& reader) {
   info.num_pages = reader.number<int64_t>();
   info.max_chunk = reader.number<int64_t>();
   info.page_size = reader.number<int32_t>();
-  info.draws = reader.number<uint8_t>() != 0;
   reader.array(info.reach, kMaxGroups);
   reader.array(info.heads, kMaxGroups);
   reader.end();

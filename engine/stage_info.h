@@ -21,7 +21,6 @@ struct StageInfo {
   int64_t num_layers = 0;  // of the model
   int64_t num_pages = 0, max_chunk = 0;
   int32_t page_size = 0;
-  bool draws = false;             // tokens can be drawn here
   std::vector<int64_t> reach;     // [groups]
   std::vector<HeadReport> heads;  // [layers * heads]
 

@@ -31,10 +31,19 @@ void StageRunner::run(const Input& input) {
   forward.logit_rows = input.logit_rows;
   hidden_.resize(input.wants_hidden ? input.logit_rows.size() * static_cast<size_t>(model_.config().hidden_size) : 0);
   if (input.wants_hidden) forward.hidden = hidden_.data();
-  if (!draws) return model_.forward(forward, kv_, std::span(logits_.as<float>(), floats));
-  const DrawInput draw{*input.draws, drawn_, input.host_rows};
-  forward.draw = &draw;
-  model_.forward(forward, kv_, std::span(logits_.as<float>(), floats));
+  const std::span<float> logits(logits_.as<float>(), floats);
+  if (!draws) return model_.forward(forward, kv_, logits);
+  if (supports_drawing_) {
+    const DrawInput draw{*input.draws, drawn_, input.host_rows};
+    forward.draw = &draw;
+    return model_.forward(forward, kv_, logits);
+  }
+  model_.forward(forward, kv_, logits);
+  if (!drawer_) {
+    drawer_ = std::make_unique<BatchSampler>(static_cast<int32_t>(vocab_size_), model_.config().eos_token_ids,
+                                             model_.backend().threads());
+  }
+  drawer_->draw(*input.draws, logits.data(), drawn_);
 }
 
 }  // namespace bam

@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "base/memory.h"
+#include "engine/batch_sampler.h"
 #include "engine/capacity.h"
 #include "engine/kv_cache.h"
+#include "models/attention_probe.h"
 #include "models/bam.h"
 
 namespace bam {
@@ -21,7 +23,7 @@ class StageRunner {
 
   BamModel& model() const { return model_; }
   const KvCacheView& kv() const { return kv_; }
-  // Whether tokens can be drawn where the logits are.
+  // Whether the device draws tokens; else that is done here, on the backend's threads.
   bool supports_drawing() const { return supports_drawing_; }
   void copy_pages(std::span<const PageCopy> copies);
 
@@ -36,6 +38,11 @@ class StageRunner {
   };
   // Throws what the model throws.
   void run(const Input& input);
+  // Of one row, whose pages are complete; see AttentionProbe.
+  std::vector<float> row_queries(const SequenceRows& row, int32_t token, const float* residual_in = nullptr,
+                                 float* residual_out = nullptr) {
+    return AttentionProbe::queries(model_, kv_, row, token, residual_in, residual_out);
+  }
   // Of the last run: a row of logits that the host wanted, and what was drawn.
   const float* logits(size_t logit_row) const { return logits_.as<float>() + logit_row * vocab_size_; }
   std::span<const int32_t> drawn() const { return drawn_; }
@@ -50,6 +57,7 @@ class StageRunner {
   bool supports_drawing_;
   LazyMemory logits_;           // float [max_logit_rows, vocab], grown when more are wanted
   std::vector<int32_t> drawn_;  // [draws]
+  std::unique_ptr<BatchSampler> drawer_;
   std::vector<float> hidden_;
 };
 

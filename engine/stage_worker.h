@@ -13,6 +13,7 @@ namespace bam {
 // Serves the layers of `model` (its ModelOptions::stage) on the calling thread, in one group after the other: when a rank
 // is lost, the next group is formed, and rank 0 computes again what it needs. `config` must say the same on all ranks,
 // but for kv_memory_bytes. Returns when rank 0 says that it is over or `stop` is requested. Throws
+//   PeerLost    rank 0 is gone without a word: who starts it again starts this one, too
 //   Error       rank 0 refused this rank (one line that names both and what differs), or no group was formed within
 //               config.group_timeout_s
 //   DeviceLost  nothing can be computed any more by this process

@@ -4,9 +4,8 @@
 
 namespace bam {
 
-StepSampler::StepSampler(BamModel& model, int64_t max_sequences, bool draws)
-    : sampler_(static_cast<int32_t>(model.config().vocab_size), model.config().eos_token_ids,
-               model.backend().threads()) {
+StepSampler::StepSampler(const BamModel& model, int64_t max_sequences, bool draws, ThreadPool* threads)
+    : sampler_(static_cast<int32_t>(model.config().vocab_size), model.config().eos_token_ids, threads) {
   samples_.reserve(static_cast<size_t>(model.options().max_logit_rows));
   runs_.reserve(static_cast<size_t>(max_sequences));
   host_runs_.reserve(static_cast<size_t>(max_sequences));

@@ -13,8 +13,8 @@ namespace bam {
 
 class StepSampler {
  public:
-  // draws: tokens are drawn where the logits are, if their settings allow it.
-  StepSampler(BamModel& model, int64_t max_sequences, bool draws);
+  // draws: tokens are drawn where the logits are, if their settings allow it. threads: idle between steps, may be null.
+  StepSampler(const BamModel& model, int64_t max_sequences, bool draws, ThreadPool* threads);
 
   // For StepBatch::append; empty: everything is sampled here.
   const AppendDraw& append_draw() const { return append_draw_; }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
 namespace bam::wire {
 
@@ -42,6 +43,9 @@ void check_draws(const DrawBatch& draws, int64_t num_logits, int64_t vocab) {
     std::memcpy(&greedy, &row.greedy, sizeof greedy);
     check(greedy <= 1, "a draw");
     check(row.row >= 0 && row.row < num_logits && row.top_k >= 0 && row.uniform >= 0 && row.uniform < 1, "a draw");
+    check(row.inverse_temperature > 0 && std::isfinite(row.inverse_temperature) && row.top_p >= 0 && row.top_p <= 1 &&
+              row.min_p >= 0 && row.min_p <= 1,
+          "the settings of a draw");
     check(inside(row.seen, draws.seen.size()) && inside(row.biases, draws.biases.size()) &&
               inside(row.banned, draws.banned.size()),
           "the lists of a draw");

@@ -21,7 +21,7 @@
 
 namespace bam::wire {
 
-inline constexpr uint16_t kVersion = 2;
+inline constexpr uint16_t kVersion = 3;
 inline constexpr size_t kHeadBytes = 64;
 
 class WireError : public Error {

@@ -20,7 +20,7 @@ namespace {
 using std::chrono::milliseconds;
 using SteadyClock = std::chrono::steady_clock;
 
-constexpr milliseconds kPoll{20};
+constexpr milliseconds kPoll{20}, kUnreachablePause{500};
 constexpr milliseconds kJoinTimeout{10000};  // once everybody has said that they are there
 
 MakeWireFunction find_plugin(const std::string& transport) {
@@ -62,8 +62,14 @@ class RendezvousGroup : public GroupSource {
   std::unique_ptr<Transport> form(milliseconds timeout, uint64_t& epoch) override {
     const auto end = SteadyClock::now() + timeout;
     while (true) {
-      const bool called = options_.rank == 0 ? call(end, epoch) : answer(end, epoch);
-      if (!called) return nullptr;
+      try {
+        const bool called = options_.rank == 0 ? call(end, epoch) : answer(end, epoch);
+        if (!called) return nullptr;
+      } catch (const StoreUnreachable& e) {
+        log::warn("{}", e.what());
+        if (!pause(end, kUnreachablePause)) return nullptr;
+        continue;
+      }
       try {
         return connect(epoch);
       } catch (const Error& e) {
@@ -74,9 +80,9 @@ class RendezvousGroup : public GroupSource {
 
  private:
   static std::string ticket_key(int rank) { return fmt::format("ticket-{}", rank); }
-  static bool pause(SteadyClock::time_point end) {
+  static bool pause(SteadyClock::time_point end, milliseconds time = kPoll) {
     if (SteadyClock::now() >= end) return false;
-    std::this_thread::sleep_for(kPoll);
+    std::this_thread::sleep_for(time);
     return true;
   }
 

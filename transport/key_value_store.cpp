@@ -15,8 +15,6 @@
 #include <sys/time.h>
 #endif
 
-#include "base/error.h"
-
 namespace bam {
 
 namespace fs = std::filesystem;
@@ -41,7 +39,8 @@ class FolderStore : public KeyValueStore {
   explicit FolderStore(fs::path folder) : folder_(std::move(folder)) {
     std::error_code error;
     fs::create_directories(folder_, error);
-    if (!fs::is_directory(folder_)) throw Error("--rendezvous: {} cannot be used as a folder", folder_.string());
+    if (!fs::is_directory(folder_))
+      throw StoreUnreachable("--rendezvous: {} cannot be used as a folder", folder_.string());
   }
 
   void put(const std::string& key, const std::string& value) override {
@@ -54,7 +53,7 @@ class FolderStore : public KeyValueStore {
     file.close();
     std::error_code error;
     if (file) fs::rename(from, to, error);
-    if (!file || error) throw Error("--rendezvous: {} cannot be written", to.string());
+    if (!file || error) throw StoreUnreachable("--rendezvous: {} cannot be written", to.string());
   }
 
   std::optional<std::string> get(const std::string& key) override {
@@ -120,8 +119,9 @@ class RedisStore : public KeyValueStore {
   void connect() {
     redis_.reset(redisConnectWithTimeout(host_.c_str(), port_, kTimeout));
     if (!redis_ || redis_->err != 0) {
-      throw Error("--rendezvous: the Redis server at {}:{} cannot be reached: {}", host_, port_,
-                  redis_ ? redis_->errstr : "out of memory");
+      const std::string why = redis_ ? redis_->errstr : "out of memory";
+      redis_.reset();  // the next call connects again
+      throw StoreUnreachable("--rendezvous: the Redis server at {}:{} cannot be reached: {}", host_, port_, why);
     }
     redisSetTimeout(redis_.get(), kTimeout);
   }
@@ -134,7 +134,7 @@ class RedisStore : public KeyValueStore {
     if (!reply) {
       const std::string why = redis_->errstr;
       redis_.reset();  // the next call connects again
-      throw Error("--rendezvous: the Redis server at {}:{}: {}", host_, port_, why);
+      throw StoreUnreachable("--rendezvous: the Redis server at {}:{}: {}", host_, port_, why);
     }
     if (reply->type == REDIS_REPLY_ERROR) throw Error("--rendezvous: the Redis server says: {}", reply->str);
     return reply;

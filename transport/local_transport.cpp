@@ -16,16 +16,17 @@ using Mailboxes = std::vector<std::unique_ptr<Mailbox>>;  // [rank]
 class LocalTransport : public Transport {
  public:
   LocalTransport(int rank, std::shared_ptr<Mailboxes> boxes) : rank_(rank), boxes_(std::move(boxes)) {}
-  ~LocalTransport() override { abort("it left the group"); }
+  ~LocalTransport() override { leave("it left the group", false); }
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(boxes_->size()); }
   std::string description() const override { return "threads of one process"; }
 
-  void send(int to, Channel channel, std::span<const std::byte> message) override {
+  void send_swap(int to, Channel channel, std::vector<std::byte>& message) override {
     BAM_CHECK(to >= 0 && to < size() && to != rank_);
     own().throw_if_lost();
-    (*boxes_)[static_cast<size_t>(to)]->put(rank_, channel, message);
+    Mailbox& box = *(*boxes_)[static_cast<size_t>(to)];
+    box.put(rank_, channel, std::exchange(message, box.spare(rank_, channel)));
   }
 
   bool receive(int from, Channel channel, std::vector<std::byte>& message, std::chrono::milliseconds timeout) override {
@@ -33,11 +34,12 @@ class LocalTransport : public Transport {
     return own().take(from, channel, message, timeout);
   }
 
-  void abort(const std::string& why) noexcept override {
-    for (const auto& box : *boxes_) box->lose(rank_, why);
-  }
+  void abort(const std::string& why) noexcept override { leave(why, true); }
 
  private:
+  void leave(const std::string& why, bool comes_back) noexcept {
+    for (const auto& box : *boxes_) box->lose(rank_, why, comes_back);
+  }
   Mailbox& own() { return *(*boxes_)[static_cast<size_t>(rank_)]; }
 
   int rank_;

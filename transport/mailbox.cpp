@@ -5,33 +5,25 @@
 namespace bam {
 
 namespace {
-constexpr size_t kMaxSpare = 16;
+constexpr size_t kMaxSpare = 8;
 }  // namespace
 
-std::vector<std::byte> Mailbox::spare() {
-  if (spare_.empty()) return {};
-  std::vector<std::byte> memory = std::move(spare_.back());
-  spare_.pop_back();
-  return memory;
-}
-
-void Mailbox::put(int from, Channel channel, std::span<const std::byte> message) {
-  std::vector<std::byte> copy;
-  {
-    const std::lock_guard lock(mutex_);
-    copy = spare();
-  }
-  copy.assign(message.begin(), message.end());
-  put_swap(from, channel, copy);
-}
-
-void Mailbox::put_swap(int from, Channel channel, std::vector<std::byte>& message) {
+void Mailbox::put(int from, Channel channel, std::vector<std::byte>&& message) {
   Box& to = box(from, channel);
   {
     const std::lock_guard lock(mutex_);
-    to.messages.push_back(std::exchange(message, spare()));
+    to.messages.push_back(std::move(message));
   }
   to.arrived.notify_one();
+}
+
+std::vector<std::byte> Mailbox::spare(int from, Channel channel) {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::vector<std::byte>>& spare = box(from, channel).spare;
+  if (spare.empty()) return {};
+  std::vector<std::byte> memory = std::move(spare.back());
+  spare.pop_back();
+  return memory;
 }
 
 bool Mailbox::take(int from, Channel channel, std::vector<std::byte>& message, std::chrono::milliseconds timeout) {
@@ -39,20 +31,20 @@ bool Mailbox::take(int from, Channel channel, std::vector<std::byte>& message, s
   std::unique_lock lock(mutex_);
   of.arrived.wait_for(lock, timeout, [&] { return !of.messages.empty() || loss_; });
   if (of.messages.empty()) {
-    if (loss_) throw PeerLost(loss_->rank, loss_->why);
+    if (loss_) throw PeerLost(loss_->rank, loss_->why, loss_->comes_back);
     return false;
   }
   std::swap(message, of.messages.front());
-  if (spare_.size() < kMaxSpare) spare_.push_back(std::move(of.messages.front()));
+  if (of.spare.size() < kMaxSpare) of.spare.push_back(std::move(of.messages.front()));
   of.messages.pop_front();
   return true;
 }
 
-bool Mailbox::lose(int rank, const std::string& why) {
+bool Mailbox::lose(int rank, const std::string& why, bool comes_back) {
   {
     const std::lock_guard lock(mutex_);
     if (loss_) return false;
-    loss_ = Loss{rank, why};
+    loss_ = Loss{rank, why, comes_back};
   }
   for (Box& b : boxes_) b.arrived.notify_all();
   return true;
@@ -60,7 +52,7 @@ bool Mailbox::lose(int rank, const std::string& why) {
 
 void Mailbox::throw_if_lost() const {
   const std::lock_guard lock(mutex_);
-  if (loss_) throw PeerLost(loss_->rank, loss_->why);
+  if (loss_) throw PeerLost(loss_->rank, loss_->why, loss_->comes_back);
 }
 
 }  // namespace bam

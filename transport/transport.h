@@ -19,11 +19,15 @@ namespace bam {
 // group any more.
 class PeerLost : public Error {
  public:
-  PeerLost(int rank, const std::string& what) : Error("rank {} is lost: {}", rank, what), rank_(rank) {}
+  PeerLost(int rank, const std::string& what, bool comes_back = false)
+      : Error("rank {} is lost: {}", rank, what), rank_(rank), comes_back_(comes_back) {}
   int rank() const { return rank_; }  // -1: not known which one
+  // It has given up this group only, by its own abort().
+  bool comes_back() const { return comes_back_; }
 
  private:
   int rank_;
+  bool comes_back_;
 };
 
 // Streams of messages between two ranks; each is in order, they do not wait for each other.
@@ -41,15 +45,19 @@ class Transport {
   virtual int size() const = 0;
   virtual std::string description() const = 0;  // "gloo over tcp"
 
-  // Returns when `message` may be reused. Takes memory for what the receiver has not taken yet: who sends without limit
-  // needs credits of its own. Throws PeerLost.
-  virtual void send(int to, Channel channel, std::span<const std::byte> message) = 0;
+  // Takes the memory of `message` and leaves that of an older one; does not wait for the receiver. What it has not taken
+  // yet takes memory: who sends without limit needs credits of its own. Throws PeerLost.
+  virtual void send_swap(int to, Channel channel, std::vector<std::byte>& message) = 0;
+  void send(int to, Channel channel, std::span<const std::byte> message) {
+    std::vector<std::byte> copy(message.begin(), message.end());
+    send_swap(to, channel, copy);
+  }
   // The next message into `message` (its memory is reused). False: none came within `timeout`, which changes nothing.
   // Throws PeerLost, but not before messages that had arrived were taken.
   virtual bool receive(int from, Channel channel, std::vector<std::byte>& message,
                        std::chrono::milliseconds timeout) = 0;
-  // Gives up this group, on this rank at once (calls that wait end with PeerLost) and on the others as soon as they hear of
-  // it. May be called from any thread.
+  // Gives up this group but not the next one, on this rank at once (calls that wait end with PeerLost) and on the others as
+  // soon as they hear of it. May be called from any thread.
   virtual void abort(const std::string& why) noexcept = 0;
 };
 

@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "transport/mailbox.h"
+#include "transport/outbox.h"
 
 namespace bam {
 
@@ -24,6 +25,7 @@ constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 33;
 constexpr uint32_t kMagic = 0x316d6162;
 constexpr uint32_t kAlive = 0x100, kLost = 0x101;  // kinds beside the channels
 constexpr int kBeatsPerDeadline = 4;
+constexpr std::chrono::milliseconds kFarewell{500};  // nobody who takes nothing holds up the end for longer
 
 struct FrameHead {
   uint32_t magic = kMagic;
@@ -41,32 +43,30 @@ class WireTransport : public Transport {
         mailbox_(wire_->size()),
         peers_(static_cast<size_t>(wire_->size())) {
     for (int peer = 0; peer < size(); ++peer) {
-      if (peer != rank()) readers_.emplace_back([this, peer] { read(peer); });
+      if (peer == rank()) continue;
+      threads_.emplace_back([this, peer] { read(peer); });
+      threads_.emplace_back([this, peer] { write_all(peer); });
     }
     beater_ = std::thread([this] { beat(); });
     keeper_ = std::thread([this] { keep(); });
   }
 
   ~WireTransport() override {
-    abort("it left the group");
+    for (Peer& peer : peers_) peer.outbox.drain(deadline_);  // what was said is heard
+    leave("it left the group", false);
     keeper_.join();  // closes the wire
     beater_.join();
-    for (std::thread& reader : readers_) reader.join();
+    for (std::thread& thread : threads_) thread.join();
   }
 
   int rank() const override { return wire_->rank(); }
   int size() const override { return wire_->size(); }
   std::string description() const override { return wire_->description(); }
 
-  void send(int to, Channel channel, std::span<const std::byte> message) override {
+  void send_swap(int to, Channel channel, std::vector<std::byte>& message) override {
     BAM_CHECK(to >= 0 && to < size() && to != rank());
     mailbox_.throw_if_lost();
-    try {
-      write(to, static_cast<uint32_t>(channel), message);
-    } catch (const std::exception& e) {
-      lose(to, e.what());
-      mailbox_.throw_if_lost();
-    }
+    peers_[static_cast<size_t>(to)].outbox.put(static_cast<uint32_t>(channel), message);
   }
 
   bool receive(int from, Channel channel, std::vector<std::byte>& message, std::chrono::milliseconds timeout) override {
@@ -74,15 +74,30 @@ class WireTransport : public Transport {
     return mailbox_.take(from, channel, message, timeout);
   }
 
-  void abort(const std::string& why) noexcept override {
+  void abort(const std::string& why) noexcept override { leave(why, true); }
+
+ private:
+  void leave(const std::string& why, bool comes_back) noexcept {
     try {
-      lose(rank(), why);
+      lose(rank(), why, comes_back);
     } catch (...) {  // no memory for the words
       wire_->close();
     }
   }
 
- private:
+  // What ranks say to each other leaves on a thread per peer: whoever computes does not wait for a receiver.
+  void write_all(int to) {
+    Outbox& outbox = peers_[static_cast<size_t>(to)].outbox;
+    uint32_t kind = 0;
+    std::vector<std::byte> message;
+    try {
+      while (outbox.take(kind, message)) write(to, kind, message);
+    } catch (const std::exception& e) {
+      lose(to, e.what());
+    }
+    outbox.close();
+  }
+
   void write(int to, uint32_t kind, std::span<const std::byte> message) {
     const FrameHead head{kMagic, kind, message.size()};
     Frame frame{};
@@ -98,7 +113,6 @@ class WireTransport : public Transport {
 
   void read(int peer) {
     Frame frame;
-    std::vector<std::byte> message;
     try {
       while (true) {
         wire_->receive(peer, frame);
@@ -113,6 +127,7 @@ class WireTransport : public Transport {
         const auto begin = frame.begin() + sizeof head;
         if (head.kind == kAlive) continue;
         if (head.kind == kLost) return hear_of_loss({&*begin, static_cast<size_t>(head.length)}, peer);
+        std::vector<std::byte> message = mailbox_.spare(peer, static_cast<Channel>(head.kind));
         message.resize(head.length);
         const size_t first = std::min<size_t>(head.length, kInlineBytes);
         std::copy_n(begin, first, message.begin());
@@ -120,60 +135,53 @@ class WireTransport : public Transport {
           wire_->receive(peer, {message.data() + at, std::min(kPieceBytes, message.size() - at)});
           peers_[static_cast<size_t>(peer)].heard_at = Clock::now();
         }
-        mailbox_.put_swap(peer, static_cast<Channel>(head.kind), message);
+        mailbox_.put(peer, static_cast<Channel>(head.kind), std::move(message));
       }
     } catch (const std::exception& e) {
       lose(peer, e.what());
     }
   }
 
-  // kLost: int32 rank, then the reason.
+  // kLost: who it was, then the reason.
+  struct LossHead {
+    int32_t rank = -1;
+    int32_t comes_back = 0;
+  };
+
   void hear_of_loss(std::span<const std::byte> text, int peer) {
-    int32_t who = peer;
-    if (text.size() < sizeof who) return lose(peer, "it left the group");
-    std::memcpy(&who, text.data(), sizeof who);
-    if (who < 0 || who >= size()) who = peer;
-    lose(who, {reinterpret_cast<const char*>(text.data()) + sizeof who, text.size() - sizeof who});
+    LossHead loss;
+    if (text.size() < sizeof loss) return lose(peer, "it left the group");
+    std::memcpy(&loss, text.data(), sizeof loss);
+    if (loss.rank < 0 || loss.rank >= size()) loss.rank = peer;
+    lose(loss.rank, {reinterpret_cast<const char*>(text.data()) + sizeof loss, text.size() - sizeof loss},
+         loss.comes_back != 0);
   }
 
-  void lose(int who, const std::string& why) {
-    if (!mailbox_.lose(who, why)) return;
+  void lose(int who, const std::string& why, bool comes_back = false) {
+    if (!mailbox_.lose(who, why, comes_back)) return;
     {
       const std::lock_guard lock(mutex_);
-      const int32_t number = who;
-      farewell_.resize(sizeof number);
-      std::memcpy(farewell_.data(), &number, sizeof number);
-      farewell_ += why.substr(0, kInlineBytes - sizeof number);
+      const LossHead loss{who, comes_back};
+      farewell_.assign(reinterpret_cast<const char*>(&loss), sizeof loss);
+      farewell_ += why.substr(0, kInlineBytes - sizeof loss);
       lost_rank_ = who;
       lost_ = true;
     }
     ended_.notify_all();
+    for (Peer& peer : peers_) peer.outbox.close();
   }
 
   std::chrono::milliseconds interval() const {
     return std::max(deadline_ / kBeatsPerDeadline, std::chrono::milliseconds(1));
   }
 
-  // Signs of life until the group is lost. May wait for a peer that takes nothing.
+  // Signs of life to those who hear nothing else, until the group is lost; then the news of it.
   void beat() {
     std::unique_lock lock(mutex_);
     while (!ended_.wait_for(lock, interval(), [&] { return lost_; })) {
       lock.unlock();
       for (int peer = 0; peer < size(); ++peer) {
-        if (peer != rank()) say(peer, kAlive, {});
-      }
-      lock.lock();
-    }
-  }
-
-  // Who was silent for too long is lost. Then the news for the others, and the end of the wire.
-  void keep() {
-    std::unique_lock lock(mutex_);
-    while (!ended_.wait_for(lock, interval(), [&] { return lost_; })) {
-      lock.unlock();
-      for (int peer = 0; peer < size(); ++peer) {
-        if (peer == rank() || Clock::now() - peers_[static_cast<size_t>(peer)].heard_at.load() < deadline_) continue;
-        lose(peer, fmt::format("it said nothing for {:.1f} s", std::chrono::duration<double>(deadline_).count()));
+        if (peer != rank()) peers_[static_cast<size_t>(peer)].outbox.put_if_empty(kAlive);
       }
       lock.lock();
     }
@@ -183,22 +191,41 @@ class WireTransport : public Transport {
     for (int peer = 0; peer < size(); ++peer) {
       if (peer != rank() && peer != lost) say_quietly(peer, kLost, farewell);
     }
-    wire_->close();
+    lock.lock();
+    told_ = true;
+    ended_.notify_all();
   }
 
-  void say(int peer, uint32_t kind, const std::string& text) {
-    try {
-      write(peer, kind, std::as_bytes(std::span(text)));
-    } catch (const std::exception& e) {
-      lose(peer, e.what());
+  // Who was silent for too long is lost, at the moment when it has been. Then the end of the wire.
+  void keep() {
+    std::unique_lock lock(mutex_);
+    while (!lost_) {
+      auto next = Clock::time_point::max();
+      int silent = rank();
+      for (int peer = 0; peer < size(); ++peer) {
+        const auto until = peers_[static_cast<size_t>(peer)].heard_at.load() + deadline_;
+        if (peer == rank() || until >= next) continue;
+        next = until;
+        silent = peer;
+      }
+      if (next > Clock::now()) {
+        ended_.wait_until(lock, next);
+        continue;
+      }
+      lock.unlock();
+      lose(silent, fmt::format("it said nothing for {:.1f} s", std::chrono::duration<double>(deadline_).count()));
+      lock.lock();
     }
+    ended_.wait_for(lock, kFarewell, [&] { return told_; });
+    lock.unlock();
+    wire_->close();
   }
 
   // Who cannot be told hears it from the wire's end.
   void say_quietly(int peer, uint32_t kind, const std::string& text) noexcept {
     try {
-      // A sender that waits for a lost rank holds its lock for up to a deadline: not worth waiting for.
-      const std::unique_lock lock(peers_[static_cast<size_t>(peer)].writing, std::try_to_lock);
+      // A sender that waits for a stuck rank holds its lock for long: not worth waiting for.
+      const std::unique_lock lock(peers_[static_cast<size_t>(peer)].writing, kFarewell / 4);
       if (!lock) return;
       Frame frame{};
       const FrameHead head{kMagic, kind, text.size()};
@@ -211,7 +238,8 @@ class WireTransport : public Transport {
 
   using Clock = std::chrono::steady_clock;
   struct Peer {
-    std::mutex writing;
+    Outbox outbox;
+    std::timed_mutex writing;
     std::atomic<Clock::time_point> heard_at{Clock::now()};
   };
   std::unique_ptr<Wire> wire_;
@@ -220,10 +248,10 @@ class WireTransport : public Transport {
   std::vector<Peer> peers_;
   std::mutex mutex_;
   std::condition_variable ended_;
-  bool lost_ = false;
+  bool lost_ = false, told_ = false;
   int lost_rank_ = -1;
-  std::string farewell_;  // rank and reason
-  std::vector<std::thread> readers_;
+  std::string farewell_;              // rank and reason
+  std::vector<std::thread> threads_;  // a reader and a writer per peer
   std::thread beater_, keeper_;
 };
 

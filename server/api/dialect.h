@@ -21,6 +21,7 @@ struct Dialect {
   // Called when the request was accepted, with its id.
   std::function<std::unique_ptr<ReplyWriter>(const ReplyMeta& meta)> make_writer;
   Pooling pooling = Pooling::kNone;
+  std::optional<AttentionLook> look = {};
   // (field of completions or chat, the dialect's name of it), for errors.
   std::vector<std::pair<std::string, std::string>> renamed;
 

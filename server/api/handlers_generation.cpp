@@ -49,6 +49,7 @@ void start_dialect(ServerContext& context, CallPtr call, const Json& body, ApiKi
   // The short default of a completion is OpenAI's alone.
   if (!body.contains("max_tokens")) request->max_tokens.reset();
   request->engine.pooling = dialect.pooling;
+  request->engine.look = dialect.look;
   start(context, model, std::move(call), *std::move(request), std::move(dialect));
 }
 

@@ -56,6 +56,57 @@ TEST(BatchSampler, ThreadsGiveTheTokensOfOne) {
   }
 }
 
+// What the last rank of a pipeline draws is what the engine would have sampled.
+TEST(BatchSampler, PlannedDrawsAreWhatSamplingGives) {
+  const int vocab = 3001;
+  const std::vector<int32_t> ends = {2, 7};
+  ThreadPool threads(3);
+  Sampler sampler(vocab, ends);
+  BatchSampler drawer(vocab, ends, &threads);
+  int64_t planned = 0;
+  for (uint32_t round = 0; round < 40; ++round) {
+    std::vector<SamplingParams> params;
+    std::vector<float> logits;
+    for (uint32_t i = 0; i < 20; ++i) {
+      SamplingParams p{.temperature = i % 5 ? 0.3f + 0.2f * static_cast<float>(i % 7) : 0.0f};
+      if (i % 2) p.top_p = 0.5f + 0.02f * static_cast<float>(i);
+      if (i % 3 == 0) p.top_k = 1 + static_cast<int32_t>(i * 37 % 3200);
+      if (i % 4 == 1) p.min_p = 0.02f;
+      if (i % 6 == 2) p.repetition_penalty = 1.4f, p.presence_penalty = 0.5f, p.frequency_penalty = 0.1f;
+      if (i % 7 == 3) p.logit_bias = {{5, 4.0f}, {2, 30.0f}, {9999, 1.0f}};
+      if (i % 5 == 4) p.min_tokens = 3, p.stop_token_ids = {11, 12, 11};
+      params.push_back(p);
+      const auto row = random_logits(vocab, 100 * round + i, 0.2f + static_cast<float>((i + round) % 6));
+      logits.insert(logits.end(), row.begin(), row.end());
+    }
+    if (round == 7) logits[3 * vocab + 1000] = std::numeric_limits<float>::quiet_NaN();
+    std::vector<SamplerState> states;
+    states.reserve(params.size());
+    const std::vector<int32_t> prompt = {1, 5, 5, 900};
+    for (size_t i = 0; i < params.size(); ++i) states.emplace_back(params[i], round + i, 0, vocab, prompt, nullptr);
+    for (int token = 0; token < 5; ++token) {
+      DrawBatch batch;
+      for (size_t i = 0; i < params.size(); ++i) {
+        ASSERT_TRUE(sampler.plan_draw(states[i], batch)) << i;
+        batch.rows.back().row = static_cast<int32_t>(i);
+      }
+      std::vector<int32_t> drawn(params.size());
+      drawer.draw(batch, logits.data(), drawn);
+      for (size_t i = 0; i < params.size(); ++i) {
+        const Sample expected = sampler.sample(std::span(logits).subspan(i * vocab, vocab), states[i]);
+        const Sample got = Sampler::from_draw(drawn[i]);
+        ASSERT_EQ(expected.status, got.status) << round << " " << i;
+        ASSERT_EQ(expected.token, got.token) << round << " " << i;
+        ASSERT_EQ(expected.status == SampleStatus::kBadLogits, round == 7 && i == 3);
+        if (expected.status != SampleStatus::kOk) continue;
+        states[i].accept(expected.token);
+        ++planned;
+      }
+    }
+  }
+  EXPECT_GT(planned, 3900);
+}
+
 // A constraint that runs out of memory must not take a thread down.
 TEST(BatchSampler, AnErrorOfOneRowReachesTheCaller) {
   class Failing : public TokenConstraint {

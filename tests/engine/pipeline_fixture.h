@@ -15,6 +15,8 @@
 #include "engine/stage_worker.h"
 #include "models/stage_split.h"
 #include "tests/engine/engine_fixture.h"
+#include "tests/engine/mixed_requests.h"
+#include "tests/engine/transport_tap.h"
 #include "transport/transport.h"
 
 namespace bam::testing {
@@ -164,6 +166,37 @@ class Pipeline {
   std::vector<std::unique_ptr<GroupSource>> sources_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::unique_ptr<Engine> engine_;
+};
+
+// One checkpoint and one mix of requests for all tests of a suite.
+class PipelineSuite : public ::testing::Test {
+ protected:
+  static const std::filesystem::path& checkpoint() {
+    static const TempDir dir;
+    static const bool written = (write_checkpoint(layered_spec(), dir.path()), true);
+    (void)written;
+    return dir.path();
+  }
+  static const std::vector<Request>& requests() {
+    static const std::vector<Request> requests = mixed_requests();
+    return requests;
+  }
+  // What one process says, without anything that could change it.
+  static std::vector<Outcome> said_by_one(EngineConfig config, const std::vector<Request>& asked = requests()) {
+    config.prefix_cache = config.drafts = config.device_sampling = false;
+    config.kv_memory_bytes = 64 << 20;
+    Pipeline one(checkpoint(), config, 1);
+    return run_all(one.engine(), asked);
+  }
+  static void expect_all(const std::vector<Outcome>& expected, const std::vector<Outcome>& got,
+                         const std::vector<Request>& asked = requests()) {
+    ASSERT_EQ(expected.size(), got.size());
+    for (size_t i = 0; i < got.size(); ++i) expect_same(asked[i], expected[i], got[i]);
+  }
+  static Pipeline::Wrap tapped(Tap& tap) {
+    return
+        [&tap](std::unique_ptr<GroupSource> source) { return std::make_unique<TappedSource>(std::move(source), tap); };
+  }
 };
 
 }  // namespace bam::testing

@@ -4,9 +4,8 @@
 #include <atomic>
 #include <future>
 
-#include "tests/engine/mixed_requests.h"
+#include "engine/step_wire.h"
 #include "tests/engine/pipeline_fixture.h"
-#include "tests/engine/transport_tap.h"
 
 namespace bam {
 namespace {
@@ -15,47 +14,23 @@ using testing::CollectingSink;
 using testing::expect_conserved;
 using testing::expect_same;
 using testing::make_request;
-using testing::mixed_requests;
 using testing::Outcome;
 using testing::Pipeline;
 using testing::random_prompt;
 using testing::run_all;
 using testing::small_config;
 using testing::Tap;
-using testing::TappedSource;
 using testing::TempDir;
 using testing::Worker;
 using testing::WorkerOptions;
 
-class PipelineLoss : public ::testing::Test {
+class PipelineLoss : public testing::PipelineSuite {
  protected:
-  static void SetUpTestSuite() {
-    dir_ = new TempDir;
-    testing::write_checkpoint(testing::layered_spec(), dir_->path());
-    requests_ = new std::vector<Request>(mixed_requests());
-    Pipeline one(dir_->path(), small_config(), 1);
-    expected_ = new std::vector<Outcome>(run_all(one.engine(), *requests_));
+  static const std::vector<Outcome>& expected() {
+    static const std::vector<Outcome> expected = said_by_one(small_config());
+    return expected;
   }
-  static void TearDownTestSuite() {
-    delete expected_;
-    delete requests_;
-    delete dir_;
-  }
-  static Pipeline::Wrap tapped(Tap& tap) {
-    return
-        [&tap](std::unique_ptr<GroupSource> source) { return std::make_unique<TappedSource>(std::move(source), tap); };
-  }
-  static void expect_all(const std::vector<Outcome>& got) {
-    for (size_t i = 0; i < got.size(); ++i) expect_same((*requests_)[i], (*expected_)[i], got[i]);
-  }
-
-  static TempDir* dir_;
-  static std::vector<Request>* requests_;
-  static std::vector<Outcome>* expected_;
 };
-TempDir* PipelineLoss::dir_ = nullptr;
-std::vector<Request>* PipelineLoss::requests_ = nullptr;
-std::vector<Outcome>* PipelineLoss::expected_ = nullptr;
 
 // From the first greeting to the last token, each rank in turn.
 TEST_F(PipelineLoss, StreamsGoOnWithTheSameBits) {
@@ -64,8 +39,8 @@ TEST_F(PipelineLoss, StreamsGoOnWithTheSameBits) {
       SCOPED_TRACE("rank " + std::to_string(victim) + " at its message " + std::to_string(at));
       Tap tap;
       tap.kills = [=](int rank, int64_t count) { return rank == victim && count == at; };
-      Pipeline pipeline(dir_->path(), small_config(), 3, steady_time(), tapped(tap));
-      expect_all(run_all(pipeline.engine(), *requests_, static_cast<uint32_t>(at)));
+      Pipeline pipeline(checkpoint(), small_config(), 3, steady_time(), tapped(tap));
+      expect_all(expected(), run_all(pipeline.engine(), requests(), static_cast<uint32_t>(at)));
       if (at > 2) {
         EXPECT_EQ(pipeline.engine().stats().group_losses.load(), 1u);
       }
@@ -79,9 +54,9 @@ TEST_F(PipelineLoss, WhileDraining) {
   Tap tap;
   std::atomic<bool> now{false};
   tap.kills = [&](int rank, int64_t) { return rank == 1 && now.exchange(false); };
-  Pipeline pipeline(dir_->path(), small_config(), 3, steady_time(), tapped(tap));
+  Pipeline pipeline(checkpoint(), small_config(), 3, steady_time(), tapped(tap));
   std::vector<std::shared_ptr<CollectingSink>> sinks;
-  for (const Request& request : *requests_) {
+  for (const Request& request : requests()) {
     sinks.push_back(std::make_shared<CollectingSink>(request.n));
     ASSERT_EQ(pipeline.engine().submit(request, sinks.back()).status, SubmitStatus::kAccepted);
   }
@@ -89,15 +64,15 @@ TEST_F(PipelineLoss, WhileDraining) {
   auto drained = std::async(std::launch::async, [&] { return pipeline.engine().drain(std::chrono::seconds(120)); });
   now = true;
   EXPECT_TRUE(drained.get());
-  for (size_t i = 0; i < sinks.size(); ++i) expect_same((*requests_)[i], (*expected_)[i], sinks[i]->wait());
+  for (size_t i = 0; i < sinks.size(); ++i) expect_same(requests()[i], expected()[i], sinks[i]->wait());
   EXPECT_EQ(pipeline.engine().stats().group_losses.load(), 1u);
 }
 
 // The thread ends; another one takes its place, as a supervisor would start it.
 TEST_F(PipelineLoss, ARankRejoinsUnderLoad) {
-  Pipeline pipeline(dir_->path(), small_config(), 3);
+  Pipeline pipeline(checkpoint(), small_config(), 3);
   std::vector<std::shared_ptr<CollectingSink>> sinks;
-  for (const Request& request : *requests_) {
+  for (const Request& request : requests()) {
     sinks.push_back(std::make_shared<CollectingSink>(request.n));
     ASSERT_EQ(pipeline.engine().submit(request, sinks.back()).status, SubmitStatus::kAccepted);
   }
@@ -107,7 +82,7 @@ TEST_F(PipelineLoss, ARankRejoinsUnderLoad) {
   while (pipeline.engine().ready()) std::this_thread::yield();
   EXPECT_FALSE(pipeline.engine().picture()->stages.empty());
   pipeline.start(2);
-  for (size_t i = 0; i < sinks.size(); ++i) expect_same((*requests_)[i], (*expected_)[i], sinks[i]->wait());
+  for (size_t i = 0; i < sinks.size(); ++i) expect_same(requests()[i], expected()[i], sinks[i]->wait());
   EXPECT_TRUE(pipeline.engine().ready());
   expect_conserved(pipeline.engine());
 }
@@ -136,13 +111,13 @@ TEST_F(PipelineLoss, WithoutReplayEveryRequestHasOneError) {
   tap.kills = [](int rank, int64_t count) { return rank == 2 && count == 30; };
   EngineConfig config = small_config();
   config.replay_limit = 0;
-  Pipeline pipeline(dir_->path(), config, 3, steady_time(), tapped(tap));
+  Pipeline pipeline(checkpoint(), config, 3, steady_time(), tapped(tap));
   std::promise<std::string> lost;
   pipeline.engine().on_device_lost([&](const std::string& what) { lost.set_value(what); });
-  const auto outcomes = run_all(pipeline.engine(), *requests_);
+  const auto outcomes = run_all(pipeline.engine(), requests());
   const Errors errors = errors_of(outcomes);
   int64_t choices = 0;
-  for (const Request& r : *requests_) choices += r.n;
+  for (const Request& r : requests()) choices += r.n;
   EXPECT_EQ(errors.ends, choices);
   EXPECT_GT(errors.errors, choices / 2);
   EXPECT_NE(errors.message.find("rank 2 is lost"), std::string::npos) << errors.message;
@@ -156,20 +131,20 @@ TEST_F(PipelineLoss, ARequestThatLosesRankAfterRankIsGivenUp) {
   Tap tap;
   std::atomic<int> kills{3};
   tap.kills = [&](int rank, int64_t count) { return rank == 1 && count % 40 == 0 && kills-- > 0; };
-  Pipeline pipeline(dir_->path(), small_config(), 2, steady_time(), tapped(tap));
+  Pipeline pipeline(checkpoint(), small_config(), 2, steady_time(), tapped(tap));
   Request endless = make_request("endless", {5, 6, 7}, 2000);
   endless.sampling.ignore_eos = true;
   const Errors errors = errors_of(run_all(pipeline.engine(), {endless}));
   EXPECT_EQ(errors.errors, 1);
   EXPECT_NE(errors.message.find("3 ranks were lost"), std::string::npos) << errors.message;
   EXPECT_TRUE(pipeline.engine().healthy());
-  expect_all(run_all(pipeline.engine(), *requests_));  // the server goes on
+  expect_all(expected(), run_all(pipeline.engine(), requests()));  // the server goes on
 }
 
 TEST_F(PipelineLoss, AGroupThatDoesNotComeBackEndsTheServer) {
   EngineConfig config = small_config();
   config.group_timeout_s = 1.5;
-  Pipeline pipeline(dir_->path(), config, 2);
+  Pipeline pipeline(checkpoint(), config, 2);
   std::promise<std::string> lost;
   pipeline.engine().on_device_lost([&](const std::string& what) { lost.set_value(what); });
   Request endless = make_request("endless", {5, 6, 7}, 100'000);
@@ -180,6 +155,35 @@ TEST_F(PipelineLoss, AGroupThatDoesNotComeBackEndsTheServer) {
   pipeline.worker(1).stop();
   EXPECT_NE(lost.get_future().get().find("did not come together within 1.5 s"), std::string::npos);
   EXPECT_EQ(sink->wait().choices[0].finish.reason, FinishReason::kError);
+}
+
+// Rank 0 does not say goodbye: the worker does not wait for another one until the group's time is over.
+TEST_F(PipelineLoss, AWorkerThatLosesRankZeroEnds) {
+  for (const bool comes_back : {false, true}) {
+    auto sources = make_local_sources(2);
+    Worker worker({.checkpoint = checkpoint(), .range = {3, 3}, .config = small_config()}, *sources[1]);
+    const auto welcome = [&](uint64_t& epoch) {
+      auto transport = sources[0]->form(std::chrono::minutes(5), epoch);
+      std::vector<std::byte> message;
+      EXPECT_TRUE(transport->receive(1, Channel::kDone, message, std::chrono::minutes(5)));
+      EXPECT_EQ(wire::Reader(message).head().kind, wire::Kind::kHello);
+      wire::Writer answer(message, {wire::Kind::kWelcome, epoch, 0});
+      transport->send(1, Channel::kPlan, message);
+      return transport;
+    };
+    uint64_t epoch = 0;
+    auto transport = welcome(epoch);
+    if (comes_back) {
+      transport->abort("rank 0 forms a new group");
+      transport = welcome(epoch);  // the worker comes, too
+      std::vector<std::byte> message;
+      wire::Writer end(message, {wire::Kind::kEnd, epoch, 0});
+      transport->send(1, Channel::kPlan, message);
+    }
+    transport.reset();
+    const std::string said = worker.join();
+    EXPECT_EQ(said, comes_back ? "" : "rank 0 is lost: it left the group");
+  }
 }
 
 // What rank 0 and the rank itself say when they do not fit together.
@@ -201,7 +205,7 @@ TEST_F(PipelineLoss, RanksThatDoNotFitAreRefusedByOneLine) {
   testing::CheckpointSpec spec = testing::layered_spec();
   spec.seed = 99;
   testing::write_checkpoint(spec, other.path());
-  const WorkerOptions first{.checkpoint = dir_->path(), .range = {0, 3}, .config = small_config()};
+  const WorkerOptions first{.checkpoint = checkpoint(), .range = {0, 3}, .config = small_config()};
   const auto expect_refusal = [&](const std::string& what, const std::function<void(WorkerOptions&)>& change) {
     WorkerOptions second = first;
     second.range = {3, 3};

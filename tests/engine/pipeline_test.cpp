@@ -7,9 +7,7 @@
 #include <random>
 #include <thread>
 
-#include "tests/engine/mixed_requests.h"
 #include "tests/engine/pipeline_fixture.h"
-#include "tests/engine/transport_tap.h"
 
 namespace bam {
 namespace {
@@ -18,7 +16,6 @@ using testing::CollectingSink;
 using testing::expect_conserved;
 using testing::expect_same;
 using testing::make_request;
-using testing::mixed_requests;
 using testing::Outcome;
 using testing::Pipeline;
 using testing::random_prompt;
@@ -27,42 +24,17 @@ using testing::TempDir;
 
 using testing::run_all;
 using testing::Tap;
-using testing::TappedSource;
 
-class PipelineTest : public ::testing::Test {
- protected:
-  static void SetUpTestSuite() {
-    dir_ = new TempDir;
-    testing::write_checkpoint(testing::layered_spec(), dir_->path());
-    requests_ = new std::vector<Request>(mixed_requests());
-  }
-  static void TearDownTestSuite() {
-    delete requests_;
-    delete dir_;
-  }
-  static const std::filesystem::path& checkpoint() { return dir_->path(); }
-  static std::vector<Outcome> expected(const EngineConfig& config) {
-    EngineConfig plain = config;
-    plain.prefix_cache = plain.drafts = false;
-    plain.kv_memory_bytes = 64 << 20;
-    Pipeline one(checkpoint(), plain, 1);
-    return run_all(one.engine(), *requests_);
-  }
-
-  static TempDir* dir_;
-  static std::vector<Request>* requests_;
-};
-TempDir* PipelineTest::dir_ = nullptr;
-std::vector<Request>* PipelineTest::requests_ = nullptr;
+using PipelineTest = testing::PipelineSuite;
 
 TEST_F(PipelineTest, EveryNumberOfStagesGivesTheSameBits) {
-  const auto one = expected(small_config());
+  const auto one = said_by_one(small_config());
   for (const int stages : {1, 2, 3, 4}) {
     SCOPED_TRACE(std::to_string(stages) + " stages");
     Pipeline pipeline(checkpoint(), small_config(), stages);
     for (uint32_t round = 0; round < 2; ++round) {  // the second one finds prefixes
-      const auto got = run_all(pipeline.engine(), *requests_, round);
-      for (size_t i = 0; i < got.size(); ++i) expect_same((*requests_)[i], one[i], got[i]);
+      const auto got = run_all(pipeline.engine(), requests(), round);
+      expect_all(one, got);
     }
     EXPECT_GT(pipeline.engine().stats().prefix_hits.load(), 1000u);
     EXPECT_GT(pipeline.engine().stats().reach_freed_bytes.load(), 0u);
@@ -75,30 +47,57 @@ TEST_F(PipelineTest, EveryNumberOfStagesGivesTheSameBits) {
 }
 
 TEST_F(PipelineTest, EveryKvFormat) {
-  for (const DType dtype : {DType::kF32, DType::kI8, DType::kI4}) {
+  const auto backend = make_cpu_backend({.num_threads = 1});
+  int formats = 0;
+  for (const DType dtype : kKvDtypes) {
+    if (!backend->supports_kv(dtype)) continue;
+    ++formats;
     SCOPED_TRACE(dtype_name(dtype));
     EngineConfig config = small_config();
     config.kv_dtype = dtype;
-    const auto one = expected(config);
+    const auto one = said_by_one(config);
     config.max_batched_tokens = 100;
-    for (const int stages : {2, 3}) {
+    for (const int stages : {2, 3, 4}) {
       Pipeline pipeline(checkpoint(), config, stages);
-      const auto got = run_all(pipeline.engine(), *requests_, 3);
-      for (size_t i = 0; i < got.size(); ++i) expect_same((*requests_)[i], one[i], got[i]);
+      expect_all(one, run_all(pipeline.engine(), requests(), static_cast<uint32_t>(stages)));
     }
   }
+  EXPECT_GE(formats, 4);
+}
+
+// Nobody wants log-probabilities here, so the last rank draws by itself.
+TEST_F(PipelineTest, TokensAreDrawnWhereTheLogitsAre) {
+  std::vector<Request> plain = requests();
+  std::erase_if(plain, [](const Request& r) { return r.constraint || r.sampling.num_prompt_logprobs >= 0 || r.n > 1; });
+  for (Request& r : plain) r.sampling.num_logprobs = -1;
+  ASSERT_GT(plain.size(), 6u);
+  const auto one = said_by_one(small_config(), plain);
+  int64_t tokens = 0;
+  for (const Outcome& o : one) tokens += static_cast<int64_t>(o.choices[0].tokens.size());
+  int64_t bytes[2] = {};
+  for (const bool draws : {false, true}) {
+    EngineConfig config = small_config();
+    config.device_sampling = draws;
+    Tap tap;
+    Pipeline pipeline(checkpoint(), config, 3, steady_time(), tapped(tap));
+    expect_all(one, run_all(pipeline.engine(), plain), plain);
+    bytes[draws] = tap.sent(Channel::kDone);
+    if (draws) continue;
+    EXPECT_GT(bytes[draws], tokens * pipeline.engine().model_config().vocab_size * 4);
+  }
+  EXPECT_LT(bytes[1], bytes[0] / 4) << "no logits go over";
 }
 
 TEST_F(PipelineTest, LittleMemoryAndFewSlots) {
   uint64_t preemptions = 0;
-  const auto one = expected(small_config());
+  const auto one = said_by_one(small_config());
   for (const int stages : {2, 4}) {
     EngineConfig config = small_config();
     config.kv_memory_bytes = stages == 2 ? 600 << 10 : 300 << 10;
     config.max_num_seqs = 4;
     Pipeline pipeline(checkpoint(), config, stages);
-    const auto got = run_all(pipeline.engine(), *requests_, 5);
-    for (size_t i = 0; i < got.size(); ++i) expect_same((*requests_)[i], one[i], got[i]);
+    const auto got = run_all(pipeline.engine(), requests(), 5);
+    expect_all(one, got);
     preemptions += pipeline.engine().stats().preemptions.load();
     expect_conserved(pipeline.engine());
   }
@@ -106,11 +105,11 @@ TEST_F(PipelineTest, LittleMemoryAndFewSlots) {
 }
 
 TEST_F(PipelineTest, PausesAndCancels) {
-  const auto one = expected(small_config());
+  const auto one = said_by_one(small_config());
   Pipeline pipeline(checkpoint(), small_config(), 3);
   Engine& engine = pipeline.engine();
   std::vector<std::shared_ptr<CollectingSink>> sinks;
-  for (const Request& request : *requests_) {
+  for (const Request& request : requests()) {
     sinks.push_back(std::make_shared<CollectingSink>(request.n));
     ASSERT_EQ(engine.submit(request, sinks.back()).status, SubmitStatus::kAccepted);
     Request other = request;
@@ -119,13 +118,13 @@ TEST_F(PipelineTest, PausesAndCancels) {
   }
   std::mt19937 rng(6);
   while (!std::ranges::all_of(sinks, [](const auto& sink) { return sink->peek().done(); })) {
-    const std::string& id = (*requests_)[rng() % requests_->size()].id;
+    const std::string& id = requests()[rng() % requests().size()].id;
     if (rng() % 2) engine.pause(id);
-    for (int i = 0; i < 3; ++i) engine.resume((*requests_)[rng() % requests_->size()].id);
-    engine.cancel((*requests_)[rng() % requests_->size()].id + "-cancelled");
+    for (int i = 0; i < 3; ++i) engine.resume(requests()[rng() % requests().size()].id);
+    engine.cancel(requests()[rng() % requests().size()].id + "-cancelled");
     std::this_thread::yield();
   }
-  for (size_t i = 0; i < sinks.size(); ++i) expect_same((*requests_)[i], one[i], sinks[i]->wait());
+  for (size_t i = 0; i < sinks.size(); ++i) expect_same(requests()[i], one[i], sinks[i]->wait());
   engine.cancel_all();
   expect_conserved(engine);
 }
@@ -181,19 +180,28 @@ TEST_F(PipelineTest, SnapshotFilesAreTheSameForEverySplit) {
 
 TEST_F(PipelineTest, AttentionOfEveryLayer) {
   std::mt19937 rng(11);
-  const auto tokens = random_prompt(rng, 200);
-  Pipeline one(checkpoint(), small_config(), 1), three(checkpoint(), small_config(), 3);
-  auto stream = std::make_shared<CollectingSink>();
-  Request endless = make_request("stream", {5, 6, 7}, 3000);
-  endless.sampling.ignore_eos = true;
-  ASSERT_EQ(three.engine().submit(endless, stream).status, SubmitStatus::kAccepted);
-  for (int layer = 0; layer < 6; ++layer) {
-    const auto expected_row = one.engine().attention_row(tokens, layer, 2, 180);
-    const auto row = three.engine().attention_row(tokens, layer, 2, 180);
-    ASSERT_TRUE(row.ok()) << row.error().what();
-    EXPECT_EQ(row.value(), expected_row.value()) << "layer " << layer;
+  Request request = make_request("look", random_prompt(rng, 1500), 0);
+  request.look = AttentionLook{.bins = 50, .peaks = 3, .spans = {{100, 120}}};
+  std::optional<AttentionReport> expected_report;
+  for (const int stages : {1, 2, 4}) {
+    Pipeline pipeline(checkpoint(), small_config(), stages);
+    auto stream = std::make_shared<CollectingSink>();
+    Request endless = make_request("stream", {5, 6, 7}, 3000);
+    endless.sampling.ignore_eos = true;
+    ASSERT_EQ(pipeline.engine().submit(endless, stream).status, SubmitStatus::kAccepted);
+    for (int round = 0; round < 2; ++round) {
+      auto sink = std::make_shared<CollectingSink>();
+      ASSERT_EQ(pipeline.engine().submit(request, sink).status, SubmitStatus::kAccepted);
+      const Outcome outcome = sink->wait();
+      ASSERT_TRUE(outcome.attention) << outcome.choices[0].finish.message;
+      ASSERT_EQ(outcome.attention->heads.size(), 24u);
+      if (!expected_report) expected_report = outcome.attention;
+      EXPECT_EQ(*outcome.attention, *expected_report) << stages << " stages";
+    }
+    pipeline.engine().cancel_all();
+    stream->wait();
+    expect_conserved(pipeline.engine());
   }
-  three.engine().cancel_all();
 }
 
 TEST_F(PipelineTest, EmbeddingsComeFromTheLastStage) {
@@ -230,8 +238,7 @@ TEST_F(PipelineTest, WhatGoesOverABoundary) {
   config.step_target_ms = 4000;  // whole chunks
   {
     std::mt19937 rng(12);
-    Pipeline pipeline(checkpoint(), config, 2, steady_time(),
-                      [&](auto source) { return std::make_unique<TappedSource>(std::move(source), tap); });
+    Pipeline pipeline(checkpoint(), config, 2, steady_time(), tapped(tap));
     run_all(pipeline.engine(), {make_request("warm", random_prompt(rng, 3000), 1)});
     const int64_t plans = tap.sent(Channel::kPlan), rows = tap.sent(Channel::kActivations);
     const int64_t tokens = 20'000;
@@ -242,16 +249,20 @@ TEST_F(PipelineTest, WhatGoesOverABoundary) {
   }
 }
 
+// The last stage takes ten times as long as it would.
 TEST_F(PipelineTest, ASlowStageDoesNotPileUpActivations) {
+  using SteadyClock = std::chrono::steady_clock;
   Tap tap;
-  tap.before_receive = [](int rank, Channel channel) {
-    if (rank == 2 && channel == Channel::kActivations) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  SteadyClock::time_point taken{};
+  tap.before_receive = [&](int rank, Channel channel) {
+    if (rank != 2 || channel != Channel::kActivations) return;
+    if (taken != SteadyClock::time_point{}) std::this_thread::sleep_for(9 * (SteadyClock::now() - taken));
+    taken = SteadyClock::now();
   };
   std::mt19937 rng(13);
   EngineConfig config = small_config();
   config.max_batched_tokens = 64;
-  Pipeline pipeline(checkpoint(), config, 3, steady_time(),
-                    [&](auto source) { return std::make_unique<TappedSource>(std::move(source), tap); });
+  Pipeline pipeline(checkpoint(), config, 3, steady_time(), tapped(tap));
   run_all(pipeline.engine(), {make_request("long", random_prompt(rng, 4000), 4)});
   const int64_t depth = 6, step_bytes = 64 * pipeline.engine().model_config().hidden_size * 4;
   EXPECT_GT(tap.most_buffered.load(), step_bytes) << "there was something to hold back";

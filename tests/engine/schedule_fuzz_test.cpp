@@ -1,6 +1,6 @@
 // Thousands of random schedules without a model: arrivals, cancels, failures, forks, priorities, shared prefixes,
-// finite reaches, tiny pools, prompts of up to 500K tokens, one to four stages with several steps on their way, ranks that
-// are lost. Physical pages are simulated by what was written to them,
+// finite reaches, tiny pools, prompts of up to 500K tokens, drafts, one to four stages with several steps on their way,
+// ranks that are lost. Physical pages are simulated by what was written to them,
 // so a page that is freed too early, owned twice or hit by mistake is noticed when it is read.
 #include <gtest/gtest.h>
 
@@ -42,6 +42,13 @@ struct SimSequence : Sequence {
   int64_t pause_at_step = -1, resume_at_step = -1;
   int64_t first_own_block = 0;
   bool started = false;
+  std::unique_ptr<NgramIndex> ngrams;  // of the prompt, for the drafter
+
+  void may_draft() {
+    const DraftParams params{.tokens = 8, .ngram = 1};
+    ngrams = std::make_unique<NgramIndex>(params.ngram, num_prompt);
+    drafter.emplace(params, *ngrams, std::vector<int32_t>{}, max_len - num_prompt);
+  }
 
   void push(int32_t token) {
     tokens.push_back(token);
@@ -58,6 +65,7 @@ class Simulation {
     limits_.max_batched_tokens = std::max<int64_t>(limits_.max_num_seqs, int64_t{1} << (4 + pick(8)));
     limits_.max_logit_rows = limits_.max_num_seqs + pick(64);
     limits_.step_target_ms = 1 + pick(60);
+    drafts_ = pick(2) == 0;
     max_len_ = settings.max_prompt + 60;
     for (int stage = 0; stage < settings.stages; ++stage) {
       std::vector<int64_t> reach;
@@ -91,12 +99,15 @@ class Simulation {
   int64_t preemptions() const { return preemptions_; }
   uint64_t evictions() const { return kv_->num_evicted(); }
   int64_t hits() const { return hits_; }
+  int64_t guesses() const { return guesses_; }
+  int64_t right_guesses() const { return right_guesses_; }
 
  private:
   // The rows of one step between its plan and its result.
   struct Flight {
     std::vector<ScheduledRows> rows;
     std::vector<uint64_t> stays;
+    std::vector<std::vector<int32_t>> guesses;  // [rows] the last of them
   };
   int pick(int n) { return static_cast<int>(rng_() % static_cast<uint64_t>(n)); }
 
@@ -122,6 +133,7 @@ class Simulation {
     if (pick(12) == 0) s.fail_at_step = steps_ + pick(30);
     if (pick(8) == 0) s.logits_from = 0;
     if (pick(3) == 0) s.pause_at_step = steps_ + pick(40);
+    if (drafts_) s.may_draft();
     scheduler_->add(s);
     live_.push_back(std::move(owned));
     ++created_sequences_;
@@ -146,6 +158,7 @@ class Simulation {
       }
     }
     if (kv_->num_stages() > 1 && losses_left_ > 0 && pick(200) == 0) lose_group();
+    propose_drafts();
     const SchedulePlan& plan = scheduler_->schedule(Clock::time_point(std::chrono::milliseconds(20 * steps_)));
     for (int stage = 0; stage < kv_->num_stages(); ++stage) {
       auto& copies = kv_->stage(stage).pending_copies();
@@ -157,12 +170,17 @@ class Simulation {
     check_plan(plan);
     rows_in_step_ = plan.load.rows;
     // Every stage works in the order of plans: what is issued now is written before what is issued later.
-    Flight flight{plan.rows, {}};
+    Flight flight{plan.rows, {}, {}};
     for (const ScheduledRows& r : plan.rows) {
-      flight.stays.push_back(r.sequence->blocks.id);
-      for (int stage = 0; stage < kv_->num_stages(); ++stage) {
-        write(stage, *static_cast<SimSequence*>(r.sequence), r.start, r.num_rows);
+      auto& s = *static_cast<SimSequence*>(r.sequence);
+      flight.stays.push_back(s.blocks.id);
+      flight.guesses.emplace_back();
+      if (r.num_drafts > 0) {
+        const auto proposal = s.drafter->proposal().first(static_cast<size_t>(r.num_drafts));
+        flight.guesses.back().assign(proposal.begin(), proposal.end());
       }
+      for (int stage = 0; stage < kv_->num_stages(); ++stage)
+        write(stage, s, r.start, flight.guesses.back(), r.num_rows);
     }
     if (!plan.empty()) flights_.push_back(std::move(flight));
     while (!flights_.empty() && (flights_.size() >= depth_ || plan.empty() || pick(4) == 0)) {
@@ -171,6 +189,16 @@ class Simulation {
       if (plan.empty()) break;
     }
     if (settings_.check_everything || steps_ % 64 == 0) check_books();
+  }
+
+  // As the engine does before it makes a plan.
+  void propose_drafts() {
+    for (Sequence* s : scheduler_->running()) {
+      if (!s->drafter) continue;
+      s->drafter->index(s->tokens, s->num_prompt, 4096);
+      if (s->num_unscheduled() != 1 || s->num_uncomputed() != 1 || s->num_generated() == 0) continue;
+      s->drafter->propose(s->tokens, s->max_len - s->num_known() - 1);
+    }
   }
 
   // Every page is gone, and so is what was on its way.
@@ -197,9 +225,16 @@ class Simulation {
     for (const ScheduledRows& r : plan.rows) {
       ASSERT_EQ(r.sequence->queue, Sequence::Queue::kRunning);
       ASSERT_GT(r.num_rows, 0);
-      ASSERT_LE(r.start + r.num_rows, r.sequence->num_known());
-      ASSERT_EQ(r.start + r.num_rows, r.sequence->num_scheduled);
-      logit_rows += r.sequence->wants_prompt_logits() ? r.num_rows : 1;
+      const int64_t known = r.num_rows - r.num_drafts;
+      ASSERT_GT(known, 0);
+      ASSERT_LE(r.start + known, r.sequence->num_known());
+      ASSERT_EQ(r.start + known, r.sequence->num_scheduled);
+      if (r.num_drafts > 0) {
+        ASSERT_EQ(r.start + 1, r.sequence->num_known());
+        ASSERT_LE(r.num_drafts, static_cast<int64_t>(r.sequence->drafter->proposal().size()));
+        ASSERT_LT(r.start + r.num_rows, r.sequence->max_len);
+      }
+      logit_rows += r.sequence->wants_prompt_logits() ? r.num_rows : 1 + r.num_drafts;
     }
     ASSERT_LE(logit_rows, limits_.max_logit_rows);
     for (const Sequence* s : scheduler_->waiting()) {
@@ -214,7 +249,14 @@ class Simulation {
     return table.entries[static_cast<size_t>(g * table.stride + block)];
   }
 
-  void write(int stage, SimSequence& s, int64_t begin, int64_t rows) {
+  // The last of the rows are guesses: what they leave is what the text would be if they were right.
+  void write(int stage, SimSequence& s, int64_t begin, const std::vector<int32_t>& guesses, int64_t rows) {
+    std::vector<uint64_t> ahead{s.text.back()};
+    for (const int32_t guess : guesses) ahead.push_back(mix(ahead.back(), static_cast<uint64_t>(guess) + 1));
+    const auto text_at = [&](int64_t position) {
+      return position <= s.num_known() ? s.text[static_cast<size_t>(position)]
+                                       : ahead[static_cast<size_t>(position - s.num_known())];
+    };
     const KvGeometry& geometry = kv_->stage(stage).geometry();
     const BlockPool& pool = kv_->stage(stage).pool();
     const int64_t page = geometry.page_size(), end = begin + rows;
@@ -236,7 +278,19 @@ class Simulation {
           ASSERT_EQ(at(stage, p), (PageContent{g, b, begin - b * page, s.text[static_cast<size_t>(begin)]}));
         }
         const int64_t last = std::min(end, (b + 1) * page);
-        at(stage, p) = {g, b, last - b * page, s.text[static_cast<size_t>(last)]};
+        at(stage, p) = {g, b, last - b * page, text_at(last)};
+      }
+    }
+  }
+
+  // What wrong guesses wrote lies beyond num_computed, where nobody looks.
+  void forget_guesses(const SimSequence& s) {
+    const int64_t end = s.num_computed, block = end / kv_->page_size(), filled = end % kv_->page_size();
+    for (int stage = 0; stage < kv_->num_stages() && filled > 0; ++stage) {
+      for (int g = 0; g < kv_->stage(stage).geometry().num_groups(); ++g) {
+        PageContent& content = at(stage, entry(stage, s, g, block));
+        ASSERT_GE(content.filled, filled);
+        content = {g, block, filled, s.text[static_cast<size_t>(end)]};
       }
     }
   }
@@ -246,17 +300,35 @@ class Simulation {
       if (!kv_->is_live(flight.stays[i])) continue;
       SimSequence& s = *static_cast<SimSequence*>(flight.rows[i].sequence);
       ASSERT_EQ(s.num_computed, flight.rows[i].start);
-      compute_done(s, flight.rows[i].num_rows);
+      compute_done(s, flight.rows[i].num_rows - flight.rows[i].num_drafts, flight.guesses[i]);
     }
   }
 
-  void compute_done(SimSequence& s, int64_t rows) {
-    const int64_t end = s.num_computed += rows;
+  // Texts of few different tokens repeat themselves, so that some guesses are right.
+  int32_t next_token(const SimSequence& s) { return static_cast<int32_t>(rng_() % (s.drafter ? 3 : 1000)); }
+
+  void compute_done(SimSequence& s, int64_t rows, const std::vector<int32_t>& guesses) {
+    s.num_computed += rows;
+    int32_t token = next_token(s);
+    if (!guesses.empty()) {
+      std::vector<int32_t> sampled{token};
+      for (size_t i = 0; i < guesses.size() && token == guesses[i]; ++i) {
+        s.push(token);
+        ++s.num_computed;
+        ++s.num_scheduled;
+        sampled.push_back(token = pick(3) ? guesses[std::min(i + 1, guesses.size() - 1)] : next_token(s));
+      }
+      s.drafter->learn(sampled);
+      guesses_ += static_cast<int64_t>(guesses.size());
+      right_guesses_ += static_cast<int64_t>(sampled.size()) - 1;
+      forget_guesses(s);
+    }
+    const int64_t end = s.num_computed;
     if (s.wants_prompt_logits()) s.logits_from = end >= s.num_prompt - 1 ? INT64_MAX : std::max(s.logits_from, end);
     kv_->commit(s.blocks, s.tokens, end);
     if (s.num_uncomputed() > 0) return;
     for (; s.forks_left > 0 && s.num_known() == s.num_prompt; --s.forks_left) fork(s);
-    s.push(static_cast<int32_t>(rng_() % 1000));
+    s.push(token);
     if (s.num_known() >= s.max_len) end_sequence(s);
   }
 
@@ -276,7 +348,8 @@ class Simulation {
     child.first_own_block = s.first_own_block;
     kv_->fork(s.blocks, child.blocks);
     scheduler_->add_running(child);
-    child.push(static_cast<int32_t>(rng_() % 1000));
+    if (drafts_) child.may_draft();
+    child.push(next_token(child));
     live_.push_back(std::move(owned));
     ++created_sequences_;
     if (child.num_known() >= child.max_len) end_sequence(child);
@@ -341,10 +414,12 @@ class Simulation {
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<std::vector<PageContent>> content_;  // [stages][pages]
   size_t depth_ = 1;                               // steps on their way at once
+  bool drafts_ = false;
   std::deque<Flight> flights_;
   int losses_left_ = 3;
   std::vector<std::unique_ptr<SimSequence>> live_;
   int64_t steps_ = 0, rows_in_step_ = 0, preemptions_ = 0, hits_ = 0, ended_ = 0, created_sequences_ = 0;
+  int64_t guesses_ = 0, right_guesses_ = 0;
 };
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
@@ -354,7 +429,7 @@ constexpr int kSchedules = 3000;
 #endif
 
 TEST(ScheduleFuzz, ThousandsOfRandomSchedulesKeepEveryPromise) {
-  int64_t preemptions = 0, hits = 0;
+  int64_t preemptions = 0, hits = 0, guesses[2] = {}, right_guesses[2] = {};  // with one stage and with several
   uint64_t evictions = 0;
   for (int i = 0; i < kSchedules; ++i) {
     SCOPED_TRACE("schedule " + std::to_string(i));
@@ -366,11 +441,17 @@ TEST(ScheduleFuzz, ThousandsOfRandomSchedulesKeepEveryPromise) {
     if (HasFailure()) return;
     preemptions += simulation.preemptions();
     hits += simulation.hits();
+    guesses[i % 2] += simulation.guesses();
+    right_guesses[i % 2] += simulation.right_guesses();
     evictions += simulation.evictions();
   }
   // The schedules do exercise what they are meant to.
   EXPECT_GT(preemptions, kSchedules / 2);
   EXPECT_GT(hits, kSchedules);
+  for (const int several : {0, 1}) {
+    EXPECT_GT(right_guesses[several], kSchedules);
+    EXPECT_GT(guesses[several], right_guesses[several] + kSchedules);
+  }
   EXPECT_GT(evictions, static_cast<uint64_t>(kSchedules));
 }
 

@@ -27,7 +27,7 @@ class TappedTransport final : public Transport {
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
   std::string description() const override { return inner_->description(); }
-  void send(int to, Channel channel, std::span<const std::byte> message) override {
+  void send_swap(int to, Channel channel, std::vector<std::byte>& message) override {
     const auto bytes = static_cast<int64_t>(message.size());
     tap_.sent_bytes[static_cast<int>(channel)] += bytes;
     if (channel == Channel::kActivations) {
@@ -36,7 +36,7 @@ class TappedTransport final : public Transport {
       while (most < now && !tap_.most_buffered.compare_exchange_weak(most, now)) {
       }
     }
-    inner_->send(to, channel, message);
+    inner_->send_swap(to, channel, message);
   }
   bool receive(int from, Channel channel, std::vector<std::byte>& message, std::chrono::milliseconds timeout) override {
     if (tap_.before_receive) tap_.before_receive(rank(), channel);

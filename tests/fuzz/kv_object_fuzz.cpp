@@ -1,6 +1,8 @@
 // Objects of a store that replicas share: whatever lies there is refused or has exactly the bytes that were asked for.
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <span>
 #include <vector>
 
 #include "server/store/kv_object.h"

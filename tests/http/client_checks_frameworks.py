@@ -143,7 +143,7 @@ def instructor():
         arguments = {"model": "test", "response_model": UserInfo, "messages": messages, "max_tokens": 300, "temperature": 0}
         if mode in (client.Mode.JSON, client.Mode.MD_JSON):
             # These modes say the schema in words only, which this model cannot follow: the server holds it to the schema.
-            arguments["extra_body"] = {"guided_json": UserInfo.model_json_schema()}
+            arguments["extra_body"] = {"response_format": {"type": "json_object", "schema": UserInfo.model_json_schema()}}
         user = made.chat.completions.create(**arguments)
         assert isinstance(user, UserInfo), user
     named = client.from_provider("openai/test", base_url=URL, api_key="none")

@@ -13,7 +13,7 @@ class Schemathesis(unittest.TestCase):
         cases = int(os.environ.get("BAM_SCHEMATHESIS_CASES", "3000"))
         # The self test answers each request with generations of its own, which takes minutes; the short run has it.
         test_schemathesis.generate_requests(self, max(1, cases // 7), cases, "--exclude-path", "/v1/selftest/passkey",
-                                            phases="coverage,fuzzing", timeout=3600)
+                                            timeout=3600)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ HOMES = [
     ("server/api/handlers_*.cpp", "server/api/handlers.h", "the endpoints about one subject each"),
     ("server/api/handlers_generation.cpp", "server/api/completions.h", "the endpoints that start a generation"),
     ("server/api/dialect_*.cpp", "server/api/handlers.h", "one foreign API each"),
+    ("server/store/*_store.cpp", "server/store/object_store.h", "one kind of store each, behind its factory"),
     ("transport/*/*_wire.cpp", "transport/wire.h", "a plugin: reached by bam_make_wire() only"),
     ("transport/local_transport.cpp", "transport/transport.h", "one transport, behind its factory"),
     # Tables, apart from the code that reads them.
@@ -45,6 +46,8 @@ HOMES = [
     ("app/client/perplexity_report.cpp", "app/client/perplexity.h", "the result as text"),
     # Halves of a class that know nothing of each other.
     ("engine/engine_drafts.cpp", "engine/engine_core.h", "drafts"),
+    ("engine/engine_scores.cpp", "engine/engine_core.h", "log-probabilities of prompts"),
+    ("engine/engine_store.cpp", "engine/engine_core.h", "requests that wait for a store of prefixes"),
     ("engine/engine_flight.cpp", "engine/engine_core.h", "steps on their way, and their loss"),
     ("kernels/cpu/cpu_attention.cpp", "kernels/cpu/cpu_backend.h", "attention"),
     ("kernels/cpu/cpu_kv_write.cpp", "kernels/cpu/cpu_backend.h", "writing pages"),

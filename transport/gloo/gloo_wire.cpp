@@ -10,8 +10,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "base/plugin.h"
-#include "transport/wire.h"
+#include "transport/wire_plugin.h"
 
 namespace bam {
 
@@ -68,8 +67,12 @@ class GlooWire : public Wire {
     }
     context_->setTimeout(options.join_timeout);
     Store store(*options.store, options.join_timeout);
-    std::shared_ptr<gloo::transport::Device> device = gloo::transport::tcp::CreateDevice(attr);
-    context_->connectFullMesh(store, device);
+    try {
+      std::shared_ptr<gloo::transport::Device> device = gloo::transport::tcp::CreateDevice(attr);
+      context_->connectFullMesh(store, device);
+    } catch (const std::exception& e) {
+      throw Error("{}", reason_of(e));
+    }
     context_->setTimeout(patience_);
   }
 
@@ -148,20 +151,4 @@ class GlooWire : public Wire {
 }  // namespace
 }  // namespace bam
 
-extern "C" {
-
-__attribute__((visibility("default"))) const char* bam_plugin_abi() { return BAM_TRANSPORT_ABI; }
-
-__attribute__((visibility("default"))) bam::Wire* bam_make_wire(const bam::WireOptions* options, char* error,
-                                                                size_t error_size) {
-  try {
-    return new bam::GlooWire(*options);
-  } catch (const std::exception& e) {
-    const std::string why = bam::reason_of(e);
-    const size_t n = std::min(why.size(), error_size - 1);
-    std::copy_n(why.begin(), n, error);
-    error[n] = '\0';
-    return nullptr;
-  }
-}
-}
+BAM_WIRE_PLUGIN(bam::GlooWire)

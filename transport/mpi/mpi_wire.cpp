@@ -11,8 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/plugin.h"
-#include "transport/wire.h"
+#include "transport/wire_plugin.h"
 
 namespace bam {
 
@@ -127,20 +126,4 @@ class MpiWire : public Wire {
 }  // namespace
 }  // namespace bam
 
-extern "C" {
-
-__attribute__((visibility("default"))) const char* bam_plugin_abi() { return BAM_TRANSPORT_ABI; }
-
-__attribute__((visibility("default"))) bam::Wire* bam_make_wire(const bam::WireOptions* options, char* error,
-                                                                size_t error_size) {
-  try {
-    return new bam::MpiWire(*options);
-  } catch (const std::exception& e) {
-    const std::string why = e.what();
-    const size_t n = std::min(why.size(), error_size - 1);
-    std::copy_n(why.begin(), n, error);
-    error[n] = '\0';
-    return nullptr;
-  }
-}
-}
+BAM_WIRE_PLUGIN(bam::MpiWire)
