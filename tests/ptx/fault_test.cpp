@@ -100,7 +100,7 @@ std::string broken(const std::string& text, const std::string& kernel, const std
 }
 
 // The kernels that the two pieces of work run.
-const std::string kGemm = "gemm_mma_kernelINS1_3F16ENS1_5ShapeILi64ELi64E";
+const std::string kGemm = "gemm_mma_kernelINS1_3F16ENS1_5ShapeILi64ELi32E";
 const std::string kHalf = "attention_mma_kernelINS0_3mma6ConfigI6__halfLNS3_5CodesE0ELi2E";
 const std::string kCodes = "attention_mma_kernelINS0_3mma6ConfigI6__halfLNS3_5CodesE1ELi2E";
 
@@ -160,7 +160,7 @@ TEST_F(SeededFault, MissingCommit) {
 
 TEST_F(SeededFault, MissingWait) {
   expect_all_caught(multiply, "gemm_mma.ptx", kGemm, R"(cp\.async\.wait_group\s+\d+;)", "", 1);
-  expect_all_caught(multiply, "gemm_mma.ptx", kGemm, R"(cp\.async\.wait_group\s+1;)", "cp.async.wait_group 2;", 1);
+  expect_all_caught(multiply, "gemm_mma.ptx", kGemm, R"(cp\.async\.wait_group\s+2;)", "cp.async.wait_group 3;", 1);
 }
 
 TEST_F(SeededFault, LostUpdate) {
