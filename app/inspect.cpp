@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
+#include "app/inspect_layers.h"
 #include "app/inspect_look.h"
 #include "app/inspect_measure.h"
 #include "app/model_setup.h"
@@ -39,7 +40,8 @@ struct Inspection {
   int page_size = 0;
   int64_t max_chunk = 0;
   std::optional<AttentionMeasurement> measured;
-  std::vector<StageShare> stages;  // empty: not asked for
+  std::vector<StageShare> stages;         // empty: not asked for
+  std::optional<LayerTimes> layer_times;  // by which they were shared out; nothing: by what layers have to do
   DType weight_dtype = DType::kF32, kv_dtype = DType::kF16;
 };
 
@@ -95,7 +97,8 @@ std::vector<StageShare> share_layers(const Inspection& in, int stages) {
         head.layer * in.config.num_kv_heads + head.head / (in.config.num_heads / in.config.num_kv_heads);
     if (in.group_reach[static_cast<size_t>(group)] < 0) head.reach = -1;
   }
-  const std::vector<LayerCost> costs = layer_costs(in.config, heads, kSplitContext);
+  std::vector<LayerCost> costs = layer_costs(in.config, heads, kSplitContext);
+  for (size_t l = 0; in.layer_times && l < costs.size(); ++l) costs[l].flops = in.layer_times->of(l);
   return stage_shares(in.config, costs, split_layers(costs, stages));
 }
 
@@ -165,10 +168,16 @@ Json stages_to_json(const Inspection& in) {
                     {"weight_bytes", bytes.weights},
                     {"kv_bytes", bytes.kv}});
   }
-  return {{"context", kSplitContext},
-          {"split", std::move(list)},
-          {"prompt_speedup", 1 / slowest_share(in)},
-          {"bytes_per_token_and_boundary", in.config.hidden_size * 4}};
+  Json out = {{"context", kSplitContext},
+              {"split", std::move(list)},
+              {"prompt_speedup", 1 / slowest_share(in)},
+              {"bytes_per_token_and_boundary", in.config.hidden_size * 4}};
+  if (in.layer_times) {
+    out["measured"] = {{"tokens", in.layer_times->tokens},
+                       {"chunk", in.layer_times->chunk},
+                       {"layer_seconds", in.layer_times->seconds}};
+  }
+  return out;
 }
 
 void append_stages(const Inspection& in, std::string& out) {
@@ -184,6 +193,12 @@ void append_stages(const Inspection& in, std::string& out) {
   }
   out += fmt::format("A long prompt is read {:.2f} times as fast; {} bytes per token go from a stage to the next.\n",
                      1 / slowest_share(in), in.config.hidden_size * 4);
+  if (!in.layer_times) return;
+  std::string layers;
+  for (const StageShare& stage : in.stages)
+    layers += fmt::format("{}{}", layers.empty() ? "" : ",", stage.range.num_layers);
+  out += fmt::format("Layers were timed on this machine with {} tokens: --stage-layers {} shares them out like this.\n",
+                     in.layer_times->tokens, layers);
 }
 
 Json to_json(const Inspection& in) {
@@ -301,7 +316,9 @@ int run_inspect(int argc, char** argv) {
   std::vector<int64_t> lengths;
   int64_t measure = 0;
   int stages = 0;
-  app.add_option("--measure", measure, "also run a passkey prompt of N tokens and count what attention visited")
+  app.add_option(
+         "--measure", measure,
+         "also run a passkey prompt of N tokens and count what attention visited; with --stages, time every layer")
       ->type_name("N")
       ->check(CLI::Range(int64_t{128}, kMaxPositions));
   app.add_option("--stages", stages, "also show how N stages would share the layers")
@@ -332,6 +349,7 @@ int run_inspect(int argc, char** argv) {
              "  bam inspect ./my-checkpoint --at 512 524288 --json\n"
              "  bam inspect demo --measure 65536\n"
              "  bam inspect demo --stages 2\n"
+             "  bam inspect demo --stages 2 --measure 65536\n"
              "  bam inspect demo --look @book.txt --layer 2 --head 5 --bins 512 --csv row.csv");
   return flags.run(app, argc, argv, [&](const ServeConfig& config) {
     if (!look.text.empty()) {
@@ -342,6 +360,7 @@ int run_inspect(int argc, char** argv) {
     }
     if (lengths.empty()) lengths = {4096, 65536, 1048576};
     Inspection result = inspect_checkpoint(config.model, lengths);
+    if (stages > 0 && measure > 0) result.layer_times = measure_layers(config.model, measure);
     if (stages > 0) result.stages = share_layers(result, stages);
     if (measure > 0) result.measured = measure_attention(config.model, measure);
     if (json) {

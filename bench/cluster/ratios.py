@@ -5,7 +5,9 @@
 
 Each run reads one prompt of each length with one rank of one thread, then with N ranks of one thread each, so that both
 see the same machine; it needs N idle cores. Medians of the time to one token, their ratio, and sum / slowest of the times
-in which the stages computed (`/props`), which is the most that the ratio can be. Ends with 1 if the answers differ.
+in which the stages computed (`/props`), which is the most that the ratio can be; and how much of the time the slowest stage
+computed. Ranks of one machine share its caches and memory, so their stages take longer than alone. `--stages 1` instead compares the server
+without that flag to the one with it. Ends with 1 if the answers differ.
 """
 import argparse
 import json
@@ -84,15 +86,16 @@ def main():
                     print(f"run {run} {kind} {length}: {seconds:.3f} s, {spent}", file=sys.stderr, flush=True)
             finally:
                 server.stop()
-    print(f"{'prompt':>8} {'1 rank':>9} {f'{args.stages} ranks':>9} {'ratio':>6} {'sum/slowest':>12} {'reached':>8}  computed, waited by stage")
+    print(f"{'prompt':>8} {'1 rank':>9} {f'{args.stages} ranks':>9} {'ratio':>6} {'sum/slowest':>12} {'reached':>8} {'busy':>7}  computed, waited by stage")
     for length in args.lengths:
         one, many = samples[length, "one"], samples[length, "all"]
         ratio = statistics.median(a[0] / b[0] for a, b in zip(one, many, strict=True))
         busy = [statistics.median(times) for times in zip(*(spent["busy_seconds"] for _, spent in many), strict=True)]
         wait = [statistics.median(times) for times in zip(*(spent["wait_seconds"] for _, spent in many), strict=True)]
         most = sum(busy) / max(busy)
+        share = statistics.median(max(spent["busy_seconds"]) / seconds for seconds, spent in many)
         print(f"{length:>8} {statistics.median(s for s, _ in one):>7.3f} s {statistics.median(s for s, _ in many):>7.3f} s {ratio:>6.2f} {most:>12.2f} "
-              f"{100 * ratio / most:>6.1f} %  {', '.join(f'{b:.2f}+{w:.2f} s' for b, w in zip(busy, wait, strict=True))}")
+              f"{100 * ratio / most:>6.1f} % {100 * share:>5.1f} %  {', '.join(f'{b:.2f}+{w:.2f} s' for b, w in zip(busy, wait, strict=True))}")
     if not same:
         sys.exit("the answers differ")
 

@@ -7,89 +7,27 @@ import pathlib
 import signal
 import subprocess
 import tempfile
-import threading
 import unittest
 
 import bamtest
-
-PROMPTS = ["The grass is", "Once upon a time", [5 + i % 300 for i in range(3000)]]
-LONG = [3 + i % 400 for i in range(60_000)]
-ANSWER = {"max_tokens": 200, "ignore_eos": True, "temperature": 0.8, "seed": 11, "logprobs": 2}
-
-
-def has_gloo():
-    return (pathlib.Path(bamtest.BAM).parent / "libbam_gloo.so").exists()
+import demo_prompts
+import stage_group
+from stage_group import LONG, content, data_of, streamed, workers_of
 
 
-def workers_of(server):
-    """rank -> pid of the processes that the server started."""
-    found = {}
-    for line in subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(server.process.pid)], capture_output=True, text=True, check=False).stdout.splitlines():
-        pid, _, command = line.strip().partition(" ")
-        for word in command.split():
-            if word.startswith("--stage-rank="):
-                found[int(word.partition("=")[2])] = int(pid)
-    return found
-
-
-def content(reply):
-    choice = reply.json()["choices"][0]
-    return choice["text"], choice["logprobs"], choice["finish_reason"]
-
-
-def data_of(stream, first=None):
-    """What the `data:` events say, to the end; comments left out."""
-    event = first or stream.next_event()
-    while event is not None:
-        if event.startswith("data: "):
-            yield event.removeprefix("data: ")
-        event = stream.next_event()
-
-
-def streamed(stream, first=None):
-    """The text of a stream, which must end well."""
-    texts, finish = [], None
-    for event in data_of(stream, first):
-        if event == "[DONE]":
-            break
-        data = json.loads(event)
-        assert "error" not in data, data
-        for choice in data["choices"]:
-            texts.append(choice["text"])
-            finish = choice["finish_reason"] or finish
-    assert finish == "length", finish
-    return "".join(texts)
-
-
-@unittest.skipUnless(has_gloo(), "SKIPPED: no libbam_gloo.so here (make cluster)")
+@unittest.skipUnless(stage_group.has_plugin("gloo"), "SKIPPED: no libbam_gloo.so here (make cluster)")
 class Stages(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        with bamtest.running_server() as server:
-            cls.expected = [content(server.complete(prompt, **ANSWER)) for prompt in PROMPTS]
-            cls.long = content(server.complete(LONG, max_tokens=16))
-            cls.endless = content(server.complete("x", max_tokens=3000, ignore_eos=True))[0]
-
-    def ask_all(self, server):
-        """All prompts at once, so that steps are mixed."""
-        replies = [None] * len(PROMPTS)
-
-        def ask(i):
-            replies[i] = content(server.complete(PROMPTS[i], **ANSWER))
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(PROMPTS))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.assertEqual(replies, self.expected)
+        cls.expected = stage_group.Expected()
 
     def test_texts_are_those_of_one_process(self):
         for stages in ("2", "4"):
             with bamtest.running_server("--stages", stages) as server:
                 self.assertEqual(sorted(workers_of(server)), list(range(1, int(stages))))
-                self.ask_all(server)
-                self.assertEqual(content(server.complete(LONG, max_tokens=16)), self.long)
-                self.ask_all(server)  # from the prefix cache
+                self.expected.ask_all(server)
+                self.assertEqual(content(server.complete(LONG, max_tokens=16)), self.expected.long)
+                self.expected.ask_all(server)  # from the prefix cache
                 pids = workers_of(server).values()
             bamtest.wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "workers end with the server")
 
@@ -97,7 +35,7 @@ class Stages(unittest.TestCase):
         layers = json.loads(pathlib.Path(bamtest.checkpoint(), "config.json").read_text())["num_hidden_layers"]
         for count in (1, 3):
             with bamtest.running_server("--stages", str(count)) as server:
-                self.ask_all(server)
+                self.expected.ask_all(server)
                 server.wait_idle()
                 stages = server.get("/props").json()["stages"]
                 self.assertEqual(len(stages), count)
@@ -120,32 +58,67 @@ class Stages(unittest.TestCase):
                 self.assertEqual(value("bam_kv_pages"), sum(stage["kv_pages"]["total"] for stage in stages))
                 self.assertEqual(value("bam_group_losses_total"), 0)
 
-    def lose(self, how, rank, stages="3"):
+    def lose(self, how, rank, phase, stages="3"):
         """Streams go on through the loss of a rank and are what they would have been."""
-        with bamtest.running_server("--stages", stages, "--stage-deadline", "3s") as server:
-            streams = [server.stream("/v1/completions", {"prompt": "x", "max_tokens": 3000, "ignore_eos": True, "temperature": 0}),
-                       server.stream("/v1/completions", {"prompt": LONG, "max_tokens": 16, "temperature": 0})]
-            first = streams[0].next_event()
-            bamtest.wait_until(lambda: any(entry["state"] == "prefill" and entry["processed_tokens"] > 500 for entry in server.live()), "the long prompt is being read", server)
-            victim = workers_of(server)[rank]
-            os.kill(victim, how)
-            if how == signal.SIGSTOP:
-                server.wait_line(rf"rank {rank} is lost")
-                os.kill(victim, signal.SIGKILL)
-            self.assertEqual(streamed(streams[0], first), self.endless)
-            self.assertEqual(streamed(streams[1]), self.long[0])
-            self.assertNotEqual(workers_of(server)[rank], victim)
-            self.ask_all(server)
-            server.wait_idle()
-            self.assertEqual(server.get("/readyz").status, 200)
-            self.assertRegex(server.get("/metrics").text, r'bam_group_losses_total\{.*\} 1\n')
+        with self.subTest(how=how.name, rank=rank, phase=phase):
+            with bamtest.running_server("--stages", stages, "--stage-deadline", "3s", "--drain-timeout", "250s", wait=phase != "start") as server:
+                if phase == "start":  # it has said that it is there, and the group is about to form
+                    bamtest.wait_until(lambda: workers_of(server).get(rank), "the worker runs", server)
+                else:
+                    streams = stage_group.Streams(server, phase)
+                victim = workers_of(server)[rank]
+                watch = stage_group.Watch(server)
+                os.kill(victim, how)
+                if how == signal.SIGSTOP and phase != "start":
+                    watch.seconds_until(rf"rank {rank} is lost")
+                if how == signal.SIGSTOP:
+                    os.kill(victim, signal.SIGKILL)
+                if phase == "start":
+                    server.wait_ready()
+                    self.expected.ask_all(server)
+                else:
+                    streams.check(self.expected)
+                if phase == "draining":
+                    self.assertEqual(server.process.wait(bamtest.PATIENCE), 0, server.log())
+                else:
+                    self.assertNotEqual(workers_of(server)[rank], victim)
+                    stage_group.check_pages(server)
+                    self.assertEqual(server.get("/readyz").status, 200)
+                if phase in ("prefill", "decode"):
+                    self.assertEqual(server.metric("bam_group_losses_total"), 1)
 
     def test_a_killed_rank_costs_nothing_but_time(self):
-        self.lose(signal.SIGKILL, 1)
-        self.lose(signal.SIGKILL, 2)
+        for phase in ("start", "prefill", "decode", "draining"):
+            for rank in (1, 2):
+                self.lose(signal.SIGKILL, rank, phase)
 
     def test_a_stopped_rank_is_noticed(self):
-        self.lose(signal.SIGSTOP, 2)
+        self.lose(signal.SIGSTOP, 2, "prefill")
+        self.lose(signal.SIGSTOP, 1, "decode")
+        self.lose(signal.SIGSTOP, 1, "draining")
+
+    def test_grammars_and_choices(self):
+        body = {"prompt": "Here is a list:", "max_tokens": 60, "temperature": 0.9, "seed": 5}
+        asked = [{**body, "n": 3, "presence_penalty": 0.8, "frequency_penalty": 0.3},
+                 {**body, "guided_regex": "[a-c]{3}-[0-9]{4}( [x-z]+)?", "logprobs": 1},
+                 {**body, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {
+                     "type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["red", "blue"]}}, "required": ["a", "b"]}}}, "n": 2}]
+
+        def answers(server):
+            replies = bamtest.run_threads(len(asked), lambda i: server.post("/v1/completions", asked[i]))
+            self.assertEqual([reply.status for reply in replies], [200] * len(asked), [reply.text for reply in replies])
+            return [[(choice["text"], choice["logprobs"], choice["finish_reason"]) for choice in reply.json()["choices"]] for reply in replies]
+        for kv in ("f16", "int8"):
+            with bamtest.running_server("--kv-dtype", kv) as server:
+                expected = answers(server)
+            with bamtest.running_server("--kv-dtype", kv, "--stages", "3") as server:
+                self.assertEqual(answers(server), expected)
+
+    def test_logits_and_pages_of_a_long_passkey(self):
+        """Also as soak_stages.py, with 500,000 tokens."""
+        if not os.path.exists(demo_prompts.MODEL):
+            self.skipTest("SKIPPED: no checkpoints/demo")
+        self.assertEqual(stage_group.passkey_of("1", 65_536), stage_group.passkey_of("4", 65_536))
 
     def test_without_replay_every_request_hears_of_it_once(self):
         server = bamtest.Server("--stages", "2", "--replay-limit", "0")
@@ -171,6 +144,23 @@ class Stages(unittest.TestCase):
             server.process.wait(bamtest.PATIENCE)
             self.assertRegex(server.log(), r"rank 1")
 
+    def test_workers_end_when_rank_0_is_killed(self):
+        with tempfile.TemporaryDirectory() as folder:
+            place = ("--stages", "3", "--rendezvous", "file:" + folder, "--stage-address", "127.0.0.1", "--group-timeout", f"{100 * bamtest.PATIENCE}s")
+            workers = [subprocess.Popen([bamtest.BAM, "worker", *place, "--stage-rank", rank, "--kv-memory", "128MiB", "--model", bamtest.checkpoint()],
+                                        stderr=subprocess.PIPE, text=True) for rank in ("1", "2")]
+            try:
+                server = bamtest.Server(*place)
+                self.expected.ask_all(server)
+                server.kill()
+                for worker in workers:
+                    said = worker.communicate(timeout=bamtest.PATIENCE)[1]
+                    self.assertEqual(worker.returncode, 75, said)
+                    self.assertIn("rank 0 is lost", said)
+            finally:
+                for worker in workers:
+                    worker.kill()
+
     def test_a_worker_may_leave_and_return(self):
         with tempfile.TemporaryDirectory() as folder:
             place = ("--stages", "2", "--rendezvous", "file:" + folder, "--stage-address", "127.0.0.1")
@@ -181,15 +171,15 @@ class Stages(unittest.TestCase):
             process = worker()
             try:
                 with bamtest.running_server(*place) as server:
-                    self.ask_all(server)
+                    self.expected.ask_all(server)
                     stream = server.stream("/v1/completions", {"prompt": "x", "max_tokens": 3000, "ignore_eos": True, "temperature": 0})
                     first = stream.next_event()
                     process.terminate()
                     self.assertEqual(process.wait(bamtest.PATIENCE), 0)
                     bamtest.wait_until(lambda: server.get("/readyz").status == 503, "a server without its layers is not ready", server)
                     process = worker()
-                    self.assertEqual(streamed(stream, first), self.endless)
-                    self.ask_all(server)
+                    self.assertEqual(streamed(stream, first), self.expected.endless)
+                    self.expected.ask_all(server)
                 self.assertEqual(process.wait(bamtest.PATIENCE), 0, "a worker ends with rank 0")
             finally:
                 if process.poll() is None:
