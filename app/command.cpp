@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "app/suggest.h"
+#include "base/describe.h"
 #include "base/error.h"
 
 namespace bam {
@@ -81,7 +82,7 @@ int run_command(CLI::App& app, int argc, char** argv, const std::function<int()>
   } catch (const UsageError& error) {
     return fail(command, error.what(), 2);
   } catch (const std::exception& error) {
-    return fail(command, error.what(), 1);
+    return fail(command, describe(error), 1);
   }
 }
 

@@ -7,6 +7,7 @@
 #include "app/client/terminal.h"
 #include "app/command.h"
 #include "app/commands.h"
+#include "app/eval/eval_run.h"
 #include "app/units.h"
 #include "base/error.h"
 
@@ -16,6 +17,8 @@ namespace {
 using namespace client;
 
 constexpr const char* kFooter = R"(Examples:
+  bam eval task arc_easy.yaml --docs arc_easy_test.jsonl --out arc.json --csv arc.csv
+  bam eval task longbench_v2.yaml --max-length 128k
   bam eval perplexity book.txt --length 10k --window 512 --out demo.json
   bam eval perplexity book.txt --length 64k --sequences 4 --url http://other:8000 --label other
   bam eval report demo.json other.json --report perplexity.html --svg pictures
@@ -23,6 +26,10 @@ constexpr const char* kFooter = R"(Examples:
 The server must tell prompt probabilities: echo with logprobs, or prompt_logprobs.)";
 
 struct Flags {
+  eval::EvalOptions task;
+  std::string docs, max_length, csv;
+  int num_fewshot = -1;
+  int64_t limit = 0;
   PerplexityOptions run;
   ReportOptions report;
   std::string length = "10k", window = "512", out;
@@ -41,6 +48,26 @@ int run_perplexity_command(Flags& flags) {
   return 0;
 }
 
+int run_task_command(Flags& flags) {
+  if (!flags.docs.empty() && flags.files.size() > 1) throw UsageError("--docs is for one task");
+  for (const std::string& file : flags.files) {
+    eval::TaskSource& source = flags.task.tasks.emplace_back();
+    source.file = file;
+    source.docs = flags.docs;
+    source.limit = flags.limit;
+    if (flags.num_fewshot >= 0) source.num_fewshot = flags.num_fewshot;
+  }
+  if (!flags.max_length.empty()) {
+    flags.task.max_length = parse_count(flags.max_length, "--max-length");
+    if (flags.task.max_length < 4) throw UsageError("--max-length must be at least 4");
+  }
+  const Json result = eval::run_tasks(flags.task);
+  if (!flags.out.empty()) write_text_file(flags.out, result.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+  if (!flags.csv.empty()) write_text_file(flags.csv, eval::eval_csv(result));
+  fmt::print("{}", align_table(eval::eval_table(result)));
+  return 0;
+}
+
 int report_files(const Flags& flags) {
   std::vector<nlohmann::json> results;
   for (const std::string& file : flags.files) results.push_back(load_perplexity_result(file));
@@ -56,6 +83,22 @@ int run_eval(int argc, char** argv) {
   Flags flags;
   app.footer(kFooter);
   app.require_subcommand(1);
+  CLI::App* task = app.add_subcommand("task", "Tasks in lm-eval's format, scored as it scores them");
+  task->add_option("files", flags.files, "Task files (YAML)")->required();
+  flags.task.target.timeout_s = 3600;
+  add_target_options(*task, &flags.task.target);
+  task->add_option("--docs", flags.docs, "Documents (JSON, JSON lines) instead of those that the task names");
+  task->add_option("--num-fewshot", flags.num_fewshot, "Examples before a question, instead of the task's")
+      ->check(CLI::NonNegativeNumber);
+  task->add_option("--limit", flags.limit, "Only the first documents of each task")->check(CLI::PositiveNumber);
+  task->add_option("--max-length", flags.max_length, "Tokens of a request; more are cut off at its beginning");
+  task->add_option("-c,--concurrency", flags.task.concurrency, "Requests in flight")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+  task->add_option("-o,--out", flags.out, "Result file (JSON)");
+  task->add_option("--csv", flags.csv, "The table as CSV");
+  task->add_flag("--samples", flags.task.samples, "Keep every question and answer in the result file");
+  task->add_option("--label", flags.task.label, "Name of this run (default: the model)");
   CLI::App* perplexity = app.add_subcommand("perplexity", "Perplexity of a text by position");
   perplexity->add_option("file", flags.run.file, "Text file (UTF-8)")->required();
   flags.run.target.timeout_s = 3600;
@@ -73,8 +116,10 @@ int run_eval(int argc, char** argv) {
   CLI::App* report = app.add_subcommand("report", "Draw one report from result files");
   report->add_option("files", flags.files, "Result files (JSON)")->required();
   add_report_options(*report, &flags.report);
-  return run_command(app, argc, argv,
-                     [&] { return report->parsed() ? report_files(flags) : run_perplexity_command(flags); });
+  return run_command(app, argc, argv, [&] {
+    if (task->parsed()) return run_task_command(flags);
+    return report->parsed() ? report_files(flags) : run_perplexity_command(flags);
+  });
 }
 
 }  // namespace bam

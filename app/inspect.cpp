@@ -8,6 +8,7 @@
 
 #include "app/commands.h"
 #include "app/inspect_layers.h"
+#include "app/inspect_look.h"
 #include "app/inspect_measure.h"
 #include "app/model_setup.h"
 #include "app/option_flags.h"
@@ -323,6 +324,19 @@ int run_inspect(int argc, char** argv) {
   app.add_option("--stages", stages, "also show how N stages would share the layers")
       ->type_name("N")
       ->check(CLI::Range(1, 1024));
+  LookOptions look;
+  app.add_option("--look", look.text, "instead: where the last token of TEXT (or of @FILE) looks, in every head")
+      ->type_name("TEXT");
+  app.add_option("--position", look.position, "with --look: the token that looks")->check(CLI::NonNegativeNumber);
+  app.add_option("--layer", look.look.layer, "with --look: only this layer")->check(CLI::NonNegativeNumber);
+  app.add_option("--head", look.look.head, "with --look: only this head of each layer")->check(CLI::NonNegativeNumber);
+  app.add_option("--from", look.look.from, "with --look: the first key that is shown")->check(CLI::NonNegativeNumber);
+  app.add_option("--to", look.look.to, "with --look: the key behind the last")->check(CLI::PositiveNumber);
+  app.add_option("--bins", look.look.bins, "with --look: parts into which the keys are put together")
+      ->check(CLI::Range(1, static_cast<int>(AttentionLook::kMaxBins)));
+  app.add_option("--peaks", look.look.peaks, "with --look: largest weights per head")
+      ->check(CLI::Range(0, static_cast<int>(AttentionLook::kMaxPeaks)));
+  app.add_option("--csv", look.csv, "with --look: also write heads and bins to FILE")->type_name("FILE");
   app.add_flag("--json", json, "print one JSON object");
   app.add_option("--at", lengths, "context lengths for the reach (default 4096 65536 1048576)")
       ->type_name("N")
@@ -335,8 +349,15 @@ int run_inspect(int argc, char** argv) {
              "  bam inspect ./my-checkpoint --at 512 524288 --json\n"
              "  bam inspect demo --measure 65536\n"
              "  bam inspect demo --stages 2\n"
-             "  bam inspect demo --stages 2 --measure 65536");
+             "  bam inspect demo --stages 2 --measure 65536\n"
+             "  bam inspect demo --look @book.txt --layer 2 --head 5 --bins 512 --csv row.csv");
   return flags.run(app, argc, argv, [&](const ServeConfig& config) {
+    if (!look.text.empty()) {
+      look.json = json;
+      look.look.peaks = std::max<int32_t>(look.look.peaks, look.json ? 0 : 1);
+      print_look(config.model, look);
+      return 0;
+    }
     if (lengths.empty()) lengths = {4096, 65536, 1048576};
     Inspection result = inspect_checkpoint(config.model, lengths);
     if (stages > 0 && measure > 0) result.layer_times = measure_layers(config.model, measure);

@@ -5,6 +5,7 @@
 #include "app/build_info.h"
 #include "app/commands.h"
 #include "app/suggest.h"
+#include "base/bus_errors.h"
 
 namespace {
 
@@ -44,6 +45,7 @@ std::string meant(const std::string& name) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  bam::report_bus_errors();
   if (argc < 2) {
     print_help(stderr);
     return 2;

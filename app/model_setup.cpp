@@ -74,15 +74,17 @@ DType choose_weight_dtype(const std::string& dtype, const ModelConfig& config) {
 
 std::unique_ptr<Backend> make_backend(const ModelSettings& settings) {
   const DType kv = settings.engine.kv_dtype;
-  const bool integers = settings.attention_math == "int8";
-  if (integers && kv != DType::kI8 && kv != DType::kI4)
+  const bool wanted = settings.attention_math == "int8";
+  if (wanted && kv != DType::kI8 && kv != DType::kI4)
     throw UsageError("--attention-math int8: needs --kv-dtype int8 or int4, not {}", dtype_name(kv));
+  // int8 pages lose nothing by it that can be measured; int4 pages are for who asks (docs/performance.md).
+  const bool integers = wanted || (settings.attention_math == "auto" && kv == DType::kI8);
   auto backend = make_backend(settings.device, {.num_threads = settings.threads,
                                                 .math = settings.math,
-                                                .attention_math = settings.attention_math,
+                                                .attention_math = integers ? "int8" : "f32",
                                                 .operands = settings.dtype,
                                                 .gemm = settings.cuda_gemm});
-  if (integers && !backend->in_host_memory())
+  if (wanted && !backend->in_host_memory())
     throw UsageError("--attention-math int8: there is no such arithmetic on {}", backend->description());
   return backend;
 }

@@ -95,6 +95,7 @@ class PasskeySelftest : public LiveJob, public std::enable_shared_from_this<Pass
 
   // Worker: prompts of half a million tokens take a while to put together.
   void make_prompt() {
+    bool out_of_memory = false;
     Result<client::PasskeyPrompt> prompt = [&]() -> Result<client::PasskeyPrompt> {
       try {
         const client::PieceEncoder encoder(
@@ -104,8 +105,15 @@ class PasskeySelftest : public LiveJob, public std::enable_shared_from_this<Pass
         return client::make_passkey_prompt(encoder, settings_.length, depth, key);
       } catch (const Error& error) {
         return error;
+      } catch (const std::bad_alloc&) {
+        out_of_memory = true;
+        return Error(std::string());
       }
     }();
+    if (out_of_memory)
+      return call_->post([self = shared_from_this()] {
+        self->fail(ApiError::unavailable("The server is out of memory.", "out_of_memory", 1));
+      });
     call_->post([self = shared_from_this(), prompt = std::move(prompt)]() mutable { self->ask(std::move(prompt)); });
   }
 

@@ -20,6 +20,7 @@
 #include "app/local_stages.h"
 #include "app/option_flags.h"
 #include "app/passkey_selftest.h"
+#include "base/describe.h"
 #include "base/log.h"
 #include "server/api/batch_store.h"
 #include "server/http/http_server.h"
@@ -92,13 +93,20 @@ class Service {
                 config_.server.host);
     }
     std::promise<void> finished;
-    std::thread supervisor([this, done = finished.get_future()] { supervise(done); });
     std::promise<bool> listening;
     std::promise<void> load_over;
     std::thread loader([&, started = listening.get_future()]() mutable {
       if (started.get()) load();
       load_over.set_value();
     });
+    std::thread supervisor;
+    try {
+      supervisor = std::thread([this, done = finished.get_future()] { supervise(done); });
+    } catch (...) {
+      listening.set_value(false);
+      loader.join();
+      throw;
+    }
     bool told = false;
     std::string http_error;
     try {
@@ -108,7 +116,7 @@ class Service {
         listening.set_value(true);
       });
     } catch (const std::exception& error) {
-      http_error = error.what();  // the threads must still be joined
+      http_error = describe(error);  // the threads must still be joined
     }
     if (!told) listening.set_value(false);
     if (load_over.get_future().wait_for(kLoaderPatience) != std::future_status::ready) {
@@ -121,6 +129,7 @@ class Service {
     pthread_kill(supervisor.native_handle(), SIGTERM);  // wakes it from sigwait
     supervisor.join();
     if (context_.batches) context_.batches->stop();
+    kv_store_.reset();
     loaded_.reset();
     if (!http_error.empty()) throw Error("{}", http_error);
     if (!load_error_.empty()) {
@@ -134,17 +143,21 @@ class Service {
  private:
   void load() {
     try {
-      if (wants_local_stages(config_.model.stages)) local_stages_ = std::make_unique<LocalStages>(config_);
-      auto loaded = std::make_unique<LoadedModel>(load_model(config_.model));
-      loaded_ = std::move(loaded);
-      serving_ = make_serving_model(*loaded_);
-      if (!config_.kv_events.endpoint.empty()) publish_kv_events();
+      load_and_announce();
     } catch (const std::exception& error) {
-      load_error_ = error.what();
+      load_error_ = describe(error);
       exit_code_ = dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
       http_.quit();
-      return;
     }
+  }
+
+  void load_and_announce() {
+    if (wants_local_stages(config_.model.stages)) local_stages_ = std::make_unique<LocalStages>(config_);
+    auto loaded = std::make_unique<LoadedModel>(load_model(config_.model));
+    loaded_ = std::move(loaded);
+    serving_ = make_serving_model(*loaded_);
+    if (!config_.kv_events.endpoint.empty()) publish_kv_events();
+    if (!config_.kv_store.place.empty()) kv_store_ = std::make_unique<KvStore>(config_.kv_store, *loaded_->engine);
     log::info("{}", loaded_->description());
     log::info("{}", loaded_->running_description());
     loaded_->engine->on_device_lost([this](const std::string&) {
@@ -224,6 +237,7 @@ class Service {
   std::unique_ptr<LocalStages> local_stages_;  // ends after the engine, which tells the workers that it is over
   std::unique_ptr<KvPublisher> kv_publisher_;  // the engine's thread uses it
   std::unique_ptr<LoadedModel> loaded_;
+  std::unique_ptr<KvStore> kv_store_;  // uses the engine
   std::unique_ptr<ServingModel> serving_;
   HttpContext context_;
   HttpServer http_;

@@ -11,6 +11,7 @@
 #include "kernels/attention_options.h"
 #include "server/api/server_config.h"
 #include "server/events/kv_publisher.h"
+#include "server/store/kv_store.h"
 
 namespace bam {
 
@@ -28,12 +29,12 @@ struct StageSettings {
 // How to load a checkpoint and run it; shared by serve, generate and inspect.
 struct ModelSettings {
   std::string model = "demo";
-  std::string device = "auto";         // auto, cpu, cuda
-  std::string cuda_gemm = "own";       // own, cublas, cublas-tf32
-  int threads = 0;                     // 0: all cores this process may use
-  std::string dtype = "auto";          // auto: as in the checkpoint
-  std::string math = "exact";          // exact, fast
-  std::string attention_math = "f32";  // f32, int8
+  std::string device = "auto";          // auto, cpu, cuda
+  std::string cuda_gemm = "own";        // own, cublas, cublas-tf32
+  int threads = 0;                      // 0: all cores this process may use
+  std::string dtype = "auto";           // auto: as in the checkpoint
+  std::string math = "exact";           // exact, fast
+  std::string attention_math = "auto";  // auto: int8 over int8 pages, f32 over others
   bool certified_attention = true;
   float attention_epsilon = AttentionOptions{}.epsilon;
   EngineConfig engine;
@@ -44,6 +45,7 @@ struct ServeConfig {
   ModelSettings model;
   ServerConfig server;
   KvEventsConfig kv_events;
+  KvStoreConfig kv_store;
   std::string log_level = "info";
   std::string log_format = "text";
   // Every setting as text with where it came from, in the order of the table; secrets are masked.

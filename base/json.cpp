@@ -1,10 +1,12 @@
 #include "base/json.h"
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <set>
 #include <vector>
 
+#include "base/json_discard.h"
 #include "base/utf8.h"
 
 namespace bam {
@@ -14,6 +16,8 @@ namespace {
 class StrictBuilder {
  public:
   explicit StrictBuilder(const JsonLimits& limits) : limits_(limits) {}
+  ~StrictBuilder() { discard(root_); }
+  StrictBuilder(const StrictBuilder&) = delete;
 
   bool null() { return place(nullptr); }
   bool boolean(bool value) { return place(value); }
@@ -34,6 +38,7 @@ class StrictBuilder {
       return fail(fmt::format("an object has more than {} members", limits_.max_members));
     }
     if (!is_new(level, members, name)) return fail(fmt::format("key '{}' appears twice", printable(name)));
+    if (members.size() == members.capacity()) grow(members);
     // Not by operator[]: that would search the members once more.
     slot_ = &members.emplace_back(std::move(name), nullptr).second;
     return true;
@@ -60,6 +65,14 @@ class StrictBuilder {
       for (const auto& member : members) level.keys->insert(member.first);
     }
     return level.keys->insert(name).second;
+  }
+
+  // By itself the vector would copy whole values: its keys are constant, so that nothing in it can be moved.
+  static void grow(Json::object_t& members) {
+    Json::object_t larger;
+    larger.reserve(std::max<size_t>(4, 2 * members.size()));
+    for (auto& [name, value] : members) larger.emplace_back(name, std::move(value));
+    members.swap(larger);
   }
 
   bool fail(std::string message) {
@@ -112,6 +125,16 @@ Result<Json> parse_json(std::string_view text, const JsonLimits& limits) {
     return Error(builder.failure().value_or("not valid JSON"));
   }
   return builder.take();
+}
+
+void discard(Json& value) noexcept {
+  if (auto* items = value.get_ptr<Json::array_t*>()) {
+    for (Json& item : *items) discard(item);
+    items->clear();
+  } else if (auto* members = value.get_ptr<Json::object_t*>()) {
+    for (auto& [name, member] : *members) discard(member);
+    members->clear();
+  }
 }
 
 std::optional<int64_t> as_integer(const Json& value, int64_t min, int64_t max) {

@@ -4,11 +4,12 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
 #include <cerrno>
 #include <cstdint>
-
 #include <system_error>
 
+#include "base/bus_errors.h"
 #include "base/error.h"
 
 namespace bam {
@@ -49,6 +50,7 @@ MappedFile::MappedFile(const std::filesystem::path& path, Access access) : path_
   if (address == MAP_FAILED) throw Error("{}: cannot map {} bytes: {}", path.string(), size, reason(errno));
   data_ = static_cast<const std::byte*>(address);
   size_ = size;
+  remember_mapping(data_, size_, path_.string());
   if (access == Access::kWillNeed) ::madvise(address, size, MADV_WILLNEED);  // a hint: failure changes nothing
 }
 
@@ -63,7 +65,9 @@ bool MappedFile::changed() const {
 }
 
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (data_ == nullptr) return;
+  forget_mapping(data_);
+  ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
 void MappedFile::release(std::span<const std::byte> part) const {

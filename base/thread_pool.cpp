@@ -21,6 +21,14 @@ inline void relax() {
 #endif
 }
 
+// A change of `state` that opens no loop wakes those who sleep.
+void end_threads(std::vector<std::thread>& threads, std::atomic<bool>& stop, std::atomic<uint64_t>& state) {
+  stop.store(true, std::memory_order_relaxed);
+  state.fetch_add(uint64_t{1} << 17, std::memory_order_release);
+  state.notify_all();
+  for (std::thread& thread : threads) thread.join();
+}
+
 }  // namespace
 
 int available_cores() {
@@ -43,17 +51,17 @@ int available_cores() {
 ThreadPool::ThreadPool(int num_threads) {
   const int total = num_threads > 0 ? num_threads : available_cores();
   threads_.reserve(static_cast<size_t>(total - 1));
-  for (int worker = 1; worker < total; ++worker) {
-    threads_.emplace_back([this, worker] { worker_loop(worker); });
+  try {
+    for (int worker = 1; worker < total; ++worker) {
+      threads_.emplace_back([this, worker] { worker_loop(worker); });
+    }
+  } catch (...) {
+    end_threads(threads_, stop_, state_);
+    throw;
   }
 }
 
-ThreadPool::~ThreadPool() {
-  stop_.store(true, std::memory_order_relaxed);
-  state_.fetch_add(kOpen << 1, std::memory_order_release);
-  state_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
-}
+ThreadPool::~ThreadPool() { end_threads(threads_, stop_, state_); }
 
 void ThreadPool::take_items(int worker) {
   const auto claim = [this] {

@@ -33,6 +33,15 @@ Work linear_work(const BamModel& model) {
   return {2 * layers, static_cast<double>(model.weight_bytes())};
 }
 
+// The most that the arithmetic of the linear layers can do here, and its name.
+std::pair<double, const char*> linear_peak(const Settings& s, const MachinePeak& peak) {
+  const bool integers = s.runner.weight_dtype == DType::kI8 || s.runner.weight_dtype == DType::kI4;
+  if (integers && peak.int8_gops > 0) return {peak.int8_gops, "VNNI"};
+  const bool pairs = s.runner.math == "fast" && s.runner.weight_dtype != DType::kF32;
+  if (pairs && !integers && peak.bf16_gflops > 0) return {peak.bf16_gflops, "BF16"};
+  return {peak.fma_gflops, "FMA"};
+}
+
 double visited_share(const BamModel& model, const std::vector<AttentionCounters>& before) {
   double visited = 0, all = 0;
   for (size_t i = 0; i < before.size(); ++i) {
@@ -90,9 +99,10 @@ void run_prefill(const Settings& s, const MachinePeak& peak, nlohmann::json& res
     const double seconds = median(times);
     const double rate = static_cast<double>(length) / seconds;
     const double gflops = rate * linear_work(runner.model()).flop_per_row / 1e9;
+    const auto [most, name] = linear_peak(s, peak);
     std::printf(
-        "prefill %8ld  %9.1f tok/s  %8.3f s  linear %6.1f GFLOP/s (%3.0f %% of FMA peak)  tiles visited %5.1f %%\n",
-        static_cast<long>(length), rate, seconds, gflops, 100 * gflops / peak.fma_gflops, 100 * share);
+        "prefill %8ld  %9.1f tok/s  %8.3f s  linear %6.1f GFLOP/s (%3.0f %% of %s peak)  tiles visited %5.1f %%\n",
+        static_cast<long>(length), rate, seconds, gflops, 100 * gflops / most, name, 100 * share);
     std::fflush(stdout);
     results.push_back({{"what", "prefill"},
                        {"tokens", length},
@@ -120,7 +130,8 @@ void run_decode(const Settings& s, const MachinePeak& peak, nlohmann::json& resu
 }
 
 // Where the time of a step goes. `steps` steps of `rows` rows each took `seconds` in all.
-void print_profile(Runner& runner, const MachinePeak& peak, double seconds, int64_t steps) {
+void print_profile(const Settings& s, Runner& runner, const MachinePeak& peak, double seconds, int64_t steps) {
+  const double most = linear_peak(s, peak).first;
   const auto per_step = [&](double s) { return 1e3 * s / static_cast<double>(steps); };
   std::printf("  %-28s %10s %8s %8s %14s %18s\n", "operation", "ms/step", "share", "calls", "weights GB/s", "GFLOP/s");
   double known = 0;
@@ -130,7 +141,8 @@ void print_profile(Runner& runner, const MachinePeak& peak, double seconds, int6
                 static_cast<double>(entry.calls) / static_cast<double>(steps));
     if (entry.flop > 0) {
       const double gbs = 1e-9 * entry.weight_bytes / entry.seconds;
-      std::printf(" %7.1f (%3.0f %%) %18.1f", gbs, 100 * gbs / peak.read_gbs, 1e-9 * entry.flop / entry.seconds);
+      const double gflops = 1e-9 * entry.flop / entry.seconds;
+      std::printf(" %7.1f (%3.0f %%) %8.1f (%3.0f %%)", gbs, 100 * gbs / peak.read_gbs, gflops, 100 * gflops / most);
     }
     std::printf("\n");
   }
@@ -151,7 +163,7 @@ void run_profile(const Settings& s, const MachinePeak& peak) {
     for (int i = 0; i < s.repeats; ++i) runner.prefill(tokens);
     const double seconds = now_seconds() - start;
     std::printf("prefill %ld, a step is the whole prompt\n", static_cast<long>(length));
-    print_profile(runner, peak, seconds, s.repeats);
+    print_profile(s, runner, peak, seconds, s.repeats);
   }
   for (const int64_t depth : s.decode) {
     for (const int64_t streams : s.streams) {
@@ -168,7 +180,7 @@ void run_profile(const Settings& s, const MachinePeak& peak) {
         seconds += now_seconds() - start;
       }
       std::printf("decode at %ld, %ld streams\n", static_cast<long>(depth), static_cast<long>(streams));
-      print_profile(runner, peak, seconds, s.repeats * (kWarmSteps + kDecodeSteps));
+      print_profile(s, runner, peak, seconds, s.repeats * (kWarmSteps + kDecodeSteps));
     }
   }
 }
@@ -239,8 +251,8 @@ int run(int argc, char** argv) {
     return 0;
   }
   const MachinePeak peak = measure_peak(make_cpu_backend({s.runner.threads, s.runner.isa})->num_threads());
-  std::printf("%s, %d threads: FMA %.0f GFLOP/s, VNNI %.0f GOP/s, DRAM read %.1f GB/s\n", cpu_name().c_str(),
-              peak.threads, peak.fma_gflops, peak.int8_gops, peak.read_gbs);
+  std::printf("%s, %d threads: FMA %.0f GFLOP/s, BF16 %.0f GFLOP/s, VNNI %.0f GOP/s, DRAM read %.1f GB/s\n",
+              cpu_name().c_str(), peak.threads, peak.fma_gflops, peak.bf16_gflops, peak.int8_gops, peak.read_gbs);
   std::printf("%s  weights %s, %s math, KV %s in %s, %s\n", s.runner.model.c_str(), s.weight_dtype.c_str(),
               s.runner.math.c_str(), s.kv_dtype.c_str(), s.runner.attention_math.c_str(), s.attention.c_str());
   if (s.profile) {
@@ -251,12 +263,18 @@ int run(int argc, char** argv) {
   if (!s.prefill.empty() && s.prefill.front() > 0) run_prefill(s, peak, results);
   run_decode(s, peak, results);
   if (!s.out.empty()) {
-    std::ofstream(s.out)
-        << nlohmann::json{{"cpu", cpu_name()},           {"threads", peak.threads},   {"fma_gflops", peak.fma_gflops},
-                          {"int8_gops", peak.int8_gops}, {"read_gbs", peak.read_gbs}, {"dtype", s.weight_dtype},
-                          {"kv_dtype", s.kv_dtype},      {"attention", s.attention},  {"results", results}}
-               .dump(1)
-        << "\n";
+    std::ofstream(s.out) << nlohmann::json{{"cpu", cpu_name()},
+                                           {"threads", peak.threads},
+                                           {"fma_gflops", peak.fma_gflops},
+                                           {"int8_gops", peak.int8_gops},
+                                           {"bf16_gflops", peak.bf16_gflops},
+                                           {"read_gbs", peak.read_gbs},
+                                           {"dtype", s.weight_dtype},
+                                           {"kv_dtype", s.kv_dtype},
+                                           {"attention", s.attention},
+                                           {"results", results}}
+                                .dump(1)
+                         << "\n";
   }
   return 0;
 }

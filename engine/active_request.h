@@ -24,8 +24,9 @@ struct ActiveRequest {
   std::vector<bool> choice_finished;  // [n]
   int32_t num_unfinished = 0;
   bool prompt_done = false;
-  bool paused = false;  // gets no rows until its reader has caught up
-  int num_losses = 0;   // of ranks, that it lived through
+  bool paused = false;                          // gets no rows until its reader has caught up
+  std::optional<Clock::time_point> held_until;  // gets no rows while a store looks for its prompt
+  int num_losses = 0;                           // of ranks, that it lived through
 
   Clock::time_point submitted_at{};
   std::optional<Clock::time_point> deadline;

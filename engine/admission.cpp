@@ -25,6 +25,10 @@ std::string never_fits(const Request& request, const KvPlan& plan, const ModelCo
         "prompt, {} for the completion). Please reduce the length of the prompt or of the completion.",
         limit, prompt + completion, prompt, completion);
   }
+  if (request.look) {
+    if (completion != 0 || request.n != 1) return "a look at attention generates nothing";
+    if (std::string wrong = check_look(*request.look, model, prompt); !wrong.empty()) return wrong;
+  }
   const int64_t pages = plan.geometry.pages_for(prompt + completion);
   if (pages > plan.num_pages) {
     return fmt::format(

@@ -35,7 +35,7 @@ struct SubmitMessage {
   Clock::time_point submitted_at;
 };
 struct ControlMessage {
-  enum class What : uint8_t { kCancel, kCancelAll, kStop, kPause, kResume };
+  enum class What : uint8_t { kCancel, kCancelAll, kStop, kPause, kResume, kRelease };
   What what;
   std::string id;
   int32_t choice = 0;
@@ -64,9 +64,9 @@ struct Engine::Impl final : EngineCore::Observer {
         model_config(model->config()),
         heads(std::move(setup.heads)),
         core(*model, plan.config, std::move(setup.runner), setup.sizes, stats, time, *this),
-        snapshots(plan.config.kv_dir, snapshot_identity(*model, setup.reach, tokenizer_fingerprint), core.kv(),
-                  core.runner(), plan.layout,
-                  [this](const std::function<void()>& work) { run_between_steps([&](EngineCore&) { work(); }); }) {
+        pages(snapshot_identity(*model, setup.reach, tokenizer_fingerprint), core.kv(), core.runner(), plan.layout,
+              [this](const std::function<void()>& work) { run_between_steps([&](EngineCore&) { work(); }); }),
+        snapshots(plan.config.kv_dir, pages) {
     log::debug("{}", describe(plan));
     publish_now(time.now());
     thread = std::thread([this] { run(); });
@@ -142,6 +142,7 @@ struct Engine::Impl final : EngineCore::Observer {
   KvEventLog kv_events;
 
   EngineCore core;  // engine thread only, like all up to `published`
+  PrefixPages pages;
   SnapshotStore snapshots;
   std::vector<Message> messages;
   Clock::time_point published_at{};
@@ -291,6 +292,7 @@ void Engine::Impl::handle(Message& message) {
       case ControlMessage::What::kStop: return core.stop(m->id, m->choice);
       case ControlMessage::What::kPause: return core.pause(m->id);
       case ControlMessage::What::kResume: return core.resume(m->id);
+      case ControlMessage::What::kRelease: return core.release(m->id);
     }
   } else {
     std::get<TaskMessage>(message)(core);
@@ -406,6 +408,13 @@ bool Engine::stop(const std::string& id, int32_t choice) {
 }
 bool Engine::pause(const std::string& id) { return impl_->control({ControlMessage::What::kPause, id}); }
 bool Engine::resume(const std::string& id) { return impl_->control({ControlMessage::What::kResume, id}); }
+bool Engine::release(const std::string& id) { return impl_->control({ControlMessage::What::kRelease, id}); }
+
+void Engine::use_prefix_store(PrefixStore* store) {
+  impl_->run_between_steps([store](EngineCore& core) { core.use_store(store); });
+}
+PrefixPages& Engine::prefix_pages() { return impl_->pages; }
+std::shared_ptr<PrefixStoreStats> Engine::prefix_store_stats() { return impl_->stats.store; }
 
 bool Engine::drain(std::chrono::milliseconds timeout) {
   std::unique_lock lock(impl_->mutex);
@@ -475,25 +484,6 @@ SnapshotResult Engine::save_snapshot(const std::string& name, const std::vector<
 
 SnapshotResult Engine::restore_snapshot(const std::string& name) {
   return impl_->published_after(impl_->snapshots.restore(name));
-}
-
-Result<std::vector<float>> Engine::attention_row(const std::vector<int32_t>& tokens, int layer, int head,
-                                                 int64_t position, std::stop_token stop) {
-  if (auto wrong = ProbeQueue::check(impl_->model_config, tokens, layer, head, position)) return *wrong;
-  auto promise = std::make_shared<std::promise<Result<std::vector<float>>>>();
-  auto answer = promise->get_future();
-  try {
-    auto probe = std::make_shared<std::unique_ptr<AttentionProbe>>(
-        std::make_unique<AttentionProbe>(*impl_->model, tokens, layer, head, position));
-    impl_->run_between_steps([probe, stop, promise](EngineCore& core) {
-      core.add_probe(std::move(*probe), stop,
-                     [promise](Result<std::vector<float>> row) { promise->set_value(std::move(row)); });
-    });
-    promise.reset();  // the engine's is the only one left: if it goes, we hear of it
-    return answer.get();
-  } catch (const std::exception& e) {
-    return Error("{}", e.what());
-  }
 }
 
 }  // namespace bam

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -21,6 +20,8 @@ namespace bam {
 
 class BamModel;
 class GroupSource;
+class PrefixPages;
+class PrefixStore;
 struct HeadReport;
 struct ModelConfig;
 
@@ -98,11 +99,13 @@ class Engine {
                                const std::string& cache_salt);
   SnapshotResult restore_snapshot(const std::string& name);
 
-  // Everything one head looked at for a short prompt, outside the batch loop (tokens <= 2048): attention probabilities
-  // [position + 1] of query position `position`. Computed in small pieces beside the steps of others; the caller waits,
-  // until `stop` is requested if it likes.
-  Result<std::vector<float>> attention_row(const std::vector<int32_t>& tokens, int layer, int head, int64_t position,
-                                           std::stop_token stop = {});
+  // A store that is asked before long prompts are computed; null: none. It outlives its use. Throws SnapshotError when the
+  // engine has stopped.
+  void use_prefix_store(PrefixStore* store);
+  // The store has found what it could for this request. True as for cancel().
+  bool release(const std::string& id);
+  PrefixPages& prefix_pages();
+  std::shared_ptr<PrefixStoreStats> prefix_store_stats();
 
  private:
   struct Impl;

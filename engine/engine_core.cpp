@@ -36,6 +36,9 @@ constexpr auto kPatience = std::chrono::milliseconds(2);
 // Room for an answer of this length is taken at once, not while it is written.
 constexpr int64_t kReservedTokens = 4096;
 
+// Log-probabilities of prompts for who asks again: half a million tokens with one alternative take 8 MiB.
+constexpr size_t kScoreBytes = size_t{64} << 20;
+
 uint64_t random_key() {
   std::random_device device;
   return (uint64_t{device()} << 32) | device();
@@ -65,6 +68,7 @@ EngineCore::EngineCore(BamModel& model, const EngineConfig& config, std::unique_
       // While steps are under way the backend's threads have work.
       sampler_(model, config.max_num_seqs, config.device_sampling && runner_->supports_drawing(),
                runner_->depth() == 1 ? model.backend().threads() : nullptr),
+      looks_(model),
       seed_key_(random_key()) {
   for (Flight& flight : flights_) {
     const auto sequences = static_cast<size_t>(config_.max_num_seqs);
@@ -73,6 +77,7 @@ EngineCore::EngineCore(BamModel& model, const EngineConfig& config, std::unique_
     flight.tables.reserve(sequences);
     flight.batch.reserve(config_.max_batched_tokens, config_.max_num_seqs, model.options().max_logit_rows);
   }
+  kv_.set_score_bytes(kScoreBytes);
   alive_.reserve(static_cast<size_t>(config_.max_num_seqs));
   sampled_.reserve(DraftParams::kMaxTokens + 1);
 }
@@ -120,7 +125,9 @@ void EngineCore::insert(Request& request, const std::shared_ptr<EventSink>& sink
     const bool all_rows = r.request.sampling.num_prompt_logprobs >= 0 || r.request.pooling == Pooling::kMean;
     if (all_rows && c.num_prompt > 1) c.logits_from = 0;
     c.wants_hidden = r.request.pooling != Pooling::kNone;
+    if (c.wants_prompt_logits() && !c.wants_hidden) c.scores.emplace(r.request.sampling.num_prompt_logprobs);
     book_.insert(owned);
+    if (store_) hold(r);
   } catch (...) {
     request = std::move(r.request);
     throw;
@@ -153,7 +160,7 @@ void EngineCore::cancel(const std::string& id) {
 
 void EngineCore::cancel_all() {
   book_.end_all(FinishReason::kCancelled, "cancelled");
-  probes_.cancel_all();
+  looks_.clear();
 }
 
 void EngineCore::stop(const std::string& id, int32_t choice) {
@@ -178,6 +185,7 @@ void EngineCore::resume(const std::string& id) {
   ActiveRequest* r = book_.find(id);
   if (!r || !r->paused) return;
   r->paused = false;
+  if (r->held_until) return;
   for (const auto& c : r->choices) {
     scheduler_.resume(*c);
     c->last_token_at = time_.now();  // the reader's time is not ours
@@ -187,7 +195,7 @@ void EngineCore::resume(const std::string& id) {
 Clock::time_point EngineCore::next_deadline() const {
   auto next = Clock::time_point::max();
   for (const auto& [id, r] : book_.live()) {
-    next = std::min({next, r->deadline.value_or(next), r->gives_up_at().value_or(next)});
+    next = std::min({next, r->deadline.value_or(next), r->gives_up_at().value_or(next), r->held_until.value_or(next)});
   }
   return next;
 }
@@ -196,6 +204,10 @@ void EngineCore::expire(Clock::time_point now) {
   for (const auto& [id, request] : book_.live()) {
     ActiveRequest& r = *request;
     const double waited_s = seconds(now - r.submitted_at);
+    if (r.held_until && now >= *r.held_until) {
+      if (store_) store_->gave_up();
+      let_go(r);
+    }
     if (r.deadline && now >= *r.deadline) {
       reserve_.insist([&] {
         book_.finish_request(r, FinishReason::kTimeout,
@@ -221,8 +233,8 @@ bool EngineCore::step() {
   if (num_in_flight_ == flights_.size() || (num_in_flight_ > 0 && !worked)) {
     if (finish_step(worked ? std::chrono::milliseconds(0) : kPatience)) worked = true;
   }
-  if (!probes_.empty()) {
-    advance_probes(!scheduled);
+  if (!looks_.empty()) {
+    advance_looks(!scheduled);
     worked = true;
   }
   return worked;
@@ -305,7 +317,7 @@ void EngineCore::advance(const Flight& flight, const StepResult& result, size_t 
   const int64_t num_drafts = flight.rows[entry].num_drafts;
   c.num_computed += flight.rows[entry].num_rows - num_drafts;
   const bool sane = c.wants_hidden ? pool_rows(flight, result, entry, c)
-                                   : !c.wants_prompt_logits() || send_prompt_logprobs(flight, result, entry, c);
+                                   : !c.scores || send_prompt_logprobs(flight, result, entry, c);
   if (!sane) {
     return fail_request(r, "the model produced NaN logits");
   }
@@ -317,8 +329,10 @@ void EngineCore::advance(const Flight& flight, const StepResult& result, size_t 
     const auto error = StepSampler::error_of(run.back(), *c.sampler);
     if (!error.empty()) return fail_request(r, std::string(error));
   }
+  if (caught_up && r.request.look) return begin_look(c, now);
   const int64_t freed = kv_.commit(c.blocks, c.tokens, c.num_computed);
   stats_.reach_freed_bytes.fetch_add(static_cast<uint64_t>(freed) * page_bytes_, std::memory_order_relaxed);
+  if (c.scores) keep_prompt_logprobs(c);
   if (!caught_up) return;
   if (!r.prompt_done) send_progress(c, now);
 
@@ -327,6 +341,7 @@ void EngineCore::advance(const Flight& flight, const StepResult& result, size_t 
     r.prompt_done = true;
     stats_.prompt_tokens.fetch_add(static_cast<uint64_t>(c.num_prompt), std::memory_order_relaxed);
     stats_.prefill_s.observe(seconds(now - *r.started_at));
+    if (store_) store_->computed(r.request);
     if (run.empty()) return book_.finish_request(r, FinishReason::kLength, "");
     fork_choices(c);
   }
@@ -340,25 +355,6 @@ void EngineCore::advance(const Flight& flight, const StepResult& result, size_t 
     fork.sampler->accept(other.token);
     take_last(fork, std::move(other), 0, now);
   }
-}
-
-bool EngineCore::send_prompt_logprobs(const Flight& flight, const StepResult& result, size_t entry, Sequence& c) {
-  const int64_t first = flight.batch.entries[entry].first_logit;
-  const int64_t end = std::min(c.num_computed, c.num_prompt - 1);
-  PromptLogprobsEvent event;
-  event.first = c.logits_from + 1;
-  for (int64_t position = std::max(c.logits_from, first); position < end; ++position) {
-    const int32_t next = c.tokens[static_cast<size_t>(position + 1)];
-    auto logprobs = sampler_.one().logprobs(logits(flight, result, entry, position), next,
-                                            c.request->request.sampling.num_prompt_logprobs);
-    if (!logprobs) return false;
-    event.logprobs.push_back(std::move(*logprobs));
-  }
-  if (end > c.logits_from) c.logits_from = end;
-  if (c.logits_from >= c.num_prompt - 1) c.logits_from = INT64_MAX;
-  if (event.logprobs.empty()) return true;
-  book_.say(*c.request, std::move(event));
-  return true;
 }
 
 // Rows are added in the order of their positions, whatever steps they come in.

@@ -4,17 +4,17 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "engine/active_request.h"
+#include "engine/attention_looks.h"
 #include "engine/capacity.h"
 #include "engine/cost_model.h"
 #include "engine/engine_report.h"
 #include "engine/memory_reserve.h"
-#include "engine/probe_queue.h"
+#include "engine/prefix_store.h"
 #include "engine/request_book.h"
 #include "engine/scheduler.h"
 #include "engine/stats.h"
@@ -43,7 +43,11 @@ class EngineCore {
   void stop(const std::string& id, int32_t choice);
   void pause(const std::string& id);
   void resume(const std::string& id);
-  // Ends requests whose deadline or queue timeout has passed.
+  // Asked before long prompts are computed, and told of those that were; null: nobody.
+  void use_store(PrefixStore* store);
+  // The store has found what it could.
+  void release(const std::string& id);
+  // Ends requests whose deadline or queue timeout has passed, and their waiting for the store.
   void expire(Clock::time_point now);
   // One step of all sequences, including delivery of its events; with steps on their way at once, the end of one or the
   // beginning of another. False: there was nothing to do but wait, for a moment.
@@ -64,7 +68,7 @@ class EngineCore {
   void fail_all() { book_.end_all(FinishReason::kError, device_lost_); }
 
   // A step would get somewhere.
-  bool has_work() const { return scheduler_.has_work() || !probes_.empty() || num_in_flight_ > 0; }
+  bool has_work() const { return scheduler_.has_work() || !looks_.empty() || num_in_flight_ > 0; }
   // When expire() has something to do next; max(): never.
   Clock::time_point next_deadline() const;
   int64_t num_queued() const { return book_.num_queued(); }
@@ -72,11 +76,6 @@ class EngineCore {
   EnginePicture picture(Clock::time_point now) const;
   LoadSummary load(Clock::time_point now) const { return report_.load(now); }
   double expected_step_ms() const { return step_ms_; }
-
-  // Computed in pieces beside the steps; `done` is told on the engine thread.
-  void add_probe(std::unique_ptr<AttentionProbe> probe, std::stop_token stop, ProbeQueue::Done done) {
-    probes_.add(std::move(probe), std::move(stop), std::move(done));
-  }
 
   std::string check_integrity() const { return kv_.check_integrity(); }
   const StagedKv& kv() const { return kv_; }
@@ -106,6 +105,8 @@ class EngineCore {
   const SchedulePlan* make_plan(Clock::time_point now);
   void shed_youngest(const std::string& why);
   Sequence& add_choice(ActiveRequest& request);
+  void hold(ActiveRequest& request);
+  void let_go(ActiveRequest& request);
   // Whether steps guess what follows in this request's texts.
   bool may_draft(const Request& request) const;
   void propose_drafts();
@@ -118,6 +119,8 @@ class EngineCore {
   // Both return false when the model produced NaN.
   bool pool_rows(const Flight& flight, const StepResult& result, size_t entry, Sequence& choice);
   bool send_prompt_logprobs(const Flight& flight, const StepResult& result, size_t entry, Sequence& choice);
+  // Those of blocks that are in the prefix cache by now.
+  void keep_prompt_logprobs(Sequence& choice);
   std::span<const float> logits(const Flight& flight, const StepResult& result, size_t entry, int64_t position) const;
   void send_progress(Sequence& choice, Clock::time_point now);
   // The other choices of a request start from the pages and the logits that the first one has.
@@ -131,8 +134,11 @@ class EngineCore {
   // Ends a request whose numbers went wrong: nothing it computed stays in the cache.
   void fail_request(ActiveRequest& request, const std::string& message);
   void compute_done(const Flight& flight, const StepResult& result);
-  // A piece of the oldest probe: a quarter of a step, or as much as a step of prompts alone if nothing else runs.
-  void advance_probes(bool alone);
+  // The prompt of a look has been read: the sequence keeps its pages, as long as nobody needs them, and gets no more rows.
+  void begin_look(Sequence& choice, Clock::time_point now);
+  // A piece of the oldest look that is still wanted; one whose pages were taken reads its prompt again.
+  void advance_looks(bool alone);
+  void finish_look(Sequence& choice);
   void fail_step(std::span<const ScheduledRows> rows, const std::string& what);
 
   bool is_eos(int32_t token) const;
@@ -155,7 +161,8 @@ class EngineCore {
   StepSampler sampler_;
   std::vector<Sequence*> alive_;  // [entries] of the step that is finished
   std::vector<int32_t> sampled_;  // tokens of one sequence in it
-  ProbeQueue probes_;
+  AttentionLooks looks_;
+  PrefixStore* store_ = nullptr;
   uint64_t next_arrival_ = 1;
   uint64_t seed_key_;  // of requests without a seed
   std::string device_lost_;

@@ -113,7 +113,6 @@ void EngineCore::lose_group(const std::string& what) {
     });
   }
   scheduler_.give_back_all();
-  probes_.restart();
   kv_.reset(runner_->sizes());
   runner_->form_again();
   forming_ = true;
@@ -141,19 +140,58 @@ Clock::time_point EngineCore::next_watch(Clock::time_point now) const {
   return now + (forming_ ? kWatchForming : kWatchIdle);
 }
 
-void EngineCore::advance_probes(bool alone) {
-  probes_.drop_stopped();
-  if (probes_.empty()) return;
-  const double budget_ms = alone ? prefill_budget_ms(scheduler_.limits(), cost_, {}) : config_.step_target_ms / 4;
-  int64_t rows = std::max<int64_t>(1, cost_.rows_within(probes_.num_computed(), budget_ms));
-  if (!alone) rows = std::min(rows, Scheduler::kQuantumRows);
+// The last row's pages are committed when the look is over: what the row reads must not be freed before.
+void EngineCore::begin_look(Sequence& c, Clock::time_point now) {
+  ActiveRequest& r = *c.request;
+  if (!r.prompt_done) {
+    send_progress(c, now);
+    r.prompt_done = true;
+    stats_.prompt_tokens.fetch_add(static_cast<uint64_t>(c.num_prompt), std::memory_order_relaxed);
+    stats_.prefill_s.observe(std::chrono::duration<double>(now - *r.started_at).count());
+  }
+  scheduler_.pause(c);
+  looks_.add(c, r.request.id);
+}
+
+void EngineCore::advance_looks(bool alone) {
+  Sequence* c = nullptr;
+  while (!c) {
+    if (looks_.empty()) return;
+    const AttentionLooks::Look& look = looks_.oldest();
+    ActiveRequest* r = book_.find(look.request);
+    Sequence* first = r && !r->done() ? r->choices.front().get() : nullptr;
+    if (first && first->arrival == look.arrival && first->blocks.id == look.stay) {
+      c = first;
+      break;
+    }
+    if (first && first->arrival == look.arrival) scheduler_.resume(*first);
+    looks_.drop_oldest();
+  }
+  const int64_t pages = alone ? AttentionLooks::kPagesAlone : AttentionLooks::kPagesBeside;
   try {
-    probes_.advance(rows, [this](AttentionProbe& probe, int64_t n) { return runner_->advance_probe(probe, n); });
+    if (looks_.advance(*c, *c->request->request.look, *runner_, kv_, pages)) finish_look(*c);
   } catch (const DeviceLost& e) {
     lose_device(e.what());
   } catch (const PeerLost& e) {
     lose_group(e.what());
+  } catch (const std::exception& e) {
+    looks_.drop_oldest();
+    book_.end_request(*c->request, FinishReason::kError, reason_of(e));
+    book_.deliver();
   }
+}
+
+void EngineCore::finish_look(Sequence& c) {
+  std::optional<AttentionReport> report = looks_.report();
+  looks_.drop_oldest();
+  if (!report) {
+    fail_request(*c.request, "the model produced NaN logits");
+  } else {
+    kv_.commit(c.blocks, c.tokens, c.num_computed);
+    book_.say(*c.request, AttentionEvent{*std::move(report)});
+    book_.finish_request(*c.request, FinishReason::kLength, "");
+  }
+  book_.deliver();
 }
 
 }  // namespace bam

@@ -14,6 +14,12 @@ std::vector<bool> unbounded_groups(const KvGeometry& geometry) {
   return unbounded;
 }
 
+// kNone: it is the first of its text.
+int32_t block_before(const PrefixCache& prefix, int32_t node) {
+  const int32_t parent = prefix.parent(node);
+  return prefix.parent(parent) == PrefixCache::kNone ? PrefixCache::kNone : parent;
+}
+
 }  // namespace
 
 KvCache::KvCache(KvGeometry geometry, int64_t num_pages, bool prefix_cache, uint64_t fingerprint)
@@ -265,6 +271,25 @@ void KvCache::quarantine(BlockTable& table, std::span<const int32_t> tokens, int
     prefix_.unpublish_node(chain_[static_cast<size_t>(b)]);
   }
   release(table);
+}
+
+PromptScores::Found KvCache::find_scores(BlockTable& table, std::span<const int32_t> tokens, int32_t num_top) {
+  PromptScores::Found found;
+  if (!prefix_.scores().enabled()) return found;
+  walk(table, tokens, static_cast<int64_t>(tokens.size()) / geometry_.page_size());
+  for (const int32_t node : chain_) {
+    auto scores = prefix_.scores().find(block_before(prefix_, node), node, num_top);
+    if (!scores) break;
+    found.push_back(std::move(scores));
+  }
+  return found;
+}
+
+void KvCache::keep_scores(const BlockTable& table, const PromptScores::Block& block) {
+  if (!table.publishing || block.index >= table.num_full) return;
+  int32_t node = table.node;
+  for (int64_t b = table.num_full - 1; b > block.index; --b) node = prefix_.parent(node);
+  prefix_.scores().put(block_before(prefix_, node), node, block.scores);
 }
 
 std::vector<int32_t> KvCache::cached_chain(const std::string& salt, std::span<const int32_t> tokens) {

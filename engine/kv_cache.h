@@ -81,6 +81,12 @@ class KvCache {
   // Removes every cached block of this sequence's known tokens from from_block on, then releases the table.
   void quarantine(BlockTable& table, std::span<const int32_t> tokens, int64_t from_block);
 
+  // The scores of leading blocks of `tokens` that are kept with at least num_top alternatives.
+  PromptScores::Found find_scores(BlockTable& table, std::span<const int32_t> tokens, int32_t num_top);
+  // Keeps them with a block that is published.
+  void keep_scores(const BlockTable& table, const PromptScores::Block& block);
+  void set_score_bytes(size_t bytes) { prefix_.scores().set_max_bytes(prefix_enabled_ ? bytes : 0); }
+
   // For saving: nodes of the blocks of `tokens` that can be continued from; see PrefixCache.
   std::vector<int32_t> cached_chain(const std::string& salt, std::span<const int32_t> tokens);
   const PrefixCache& prefix() const { return prefix_; }

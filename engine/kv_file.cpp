@@ -211,6 +211,8 @@ KvFileReader::KvFileReader(const std::filesystem::path& path, const KvFileFormat
   next(index_.tokens.data(), index_.tokens.size() * sizeof(int32_t));
   next(index_.present.data(), index_.present.size());
   for (const uint8_t bits : index_.present) index_.num_pages += static_cast<uint64_t>(std::popcount(bits));
+  const uint64_t unused = index_.present.size() * 8 - header.num_blocks * header.num_groups;
+  if (index_.present.back() >> (8 - unused) != 0) throw refusal(name_, "its token list is damaged");
   if (index_checksum(index_) != header.index_checksum || index_.num_pages != header.num_pages) {
     throw refusal(name_, "its token list is damaged");
   }

@@ -50,10 +50,9 @@ void ModelRunner::issue(const StepBatch& batch, std::span<const StagedBlocks* co
 
 const StepResult* ModelRunner::finish(std::chrono::milliseconds) { return &result_; }
 
-std::optional<std::vector<float>> ModelRunner::advance_probe(AttentionProbe& probe, int64_t rows) {
-  probe.advance(rows);
-  if (!probe.done()) return std::nullopt;
-  return probe.result();
+std::vector<float> ModelRunner::row_queries(const StagedBlocks& blocks, int32_t token, int64_t position) {
+  const BlockTable& table = blocks.stages.front();
+  return stage_.row_queries({table.entries.data(), table.stride, 0, 1, position}, token);
 }
 
 std::vector<StagePicture> ModelRunner::picture() const { return {picture_}; }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "engine/stage_runner.h"
@@ -19,8 +18,8 @@ class ModelRunner final : public StepRunner {
   void copy_pages(StagedKv& kv) override;
   void issue(const StepBatch& batch, std::span<const StagedBlocks* const> tables, StagedKv& kv) override;
   const StepResult* finish(std::chrono::milliseconds timeout) override;
-  std::optional<std::vector<float>> advance_probe(AttentionProbe& probe, int64_t rows) override;
-  size_t page_bytes() const override { return stage_.kv().layout.page_bytes(); }
+  std::vector<float> row_queries(const StagedBlocks& blocks, int32_t token, int64_t position) override;
+  const KvLayout& layout() const override { return stage_.kv().layout; }
   void read_pages(int stage, std::span<const int32_t> pages, std::span<std::byte> out) override;
   void write_pages(int stage, std::span<const int32_t> pages, std::span<const std::byte> in) override;
   std::vector<AttentionCounters> counters() override { return stage_.model().counters(); }

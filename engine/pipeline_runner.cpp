@@ -341,44 +341,37 @@ void PipelineRunner::read_result(const Pending& pending) {
 
 // --- beside the steps ---
 
-std::optional<std::vector<float>> PipelineRunner::advance_probe(AttentionProbe& probe, int64_t rows) {
+std::vector<float> PipelineRunner::row_queries(const StagedBlocks& blocks, int32_t token, int64_t position) {
   settled();
-  rows = std::min({rows, runner_.model().options().max_rows, probe.num_tokens() - probe.num_computed()});
-  if (!probe.passes_on()) {
-    probe.advance(rows);
-    if (!probe.done()) return std::nullopt;
-    return probe.result();
-  }
   if (!transport_) throw PeerLost(-1, "there is no group");
-  int owner = 1;
-  while (probe.layer() >=
-         stages_[static_cast<size_t>(owner)].range.first_layer + stages_[static_cast<size_t>(owner)].range.num_layers) {
-    ++owner;
-  }
-  const int64_t begin = probe.num_computed();
-  const size_t floats = static_cast<size_t>(rows * runner_.model().config().hidden_size);
-  Writer writer(rows_message_, head(Kind::kRows), floats * sizeof(float));
-  const int64_t computed = probe.advance(rows, nullptr, reinterpret_cast<float*>(writer.payload().data()));
-  BAM_CHECK(computed == rows);
+  const auto hidden = static_cast<size_t>(runner_.model().config().hidden_size);
+  const BlockTable& own = blocks.stages.front();
+  Writer writer(rows_message_, head(Kind::kRows), hidden * sizeof(float));
+  std::vector<float> queries = runner_.row_queries({own.entries.data(), own.stride, 0, 1, position}, token, nullptr,
+                                                   reinterpret_cast<float*>(writer.payload().data()));
   report_ = {};
   write(writer, report_);
-  Writer plan(message_, head(Kind::kProbe));
-  plan.number(static_cast<int32_t>(probe.layer()));
-  plan.number(static_cast<int32_t>(probe.head()));
-  plan.number(probe.num_tokens());
-  plan.number(begin);
-  plan.number(rows);
-  for (int rank = 1; rank <= owner; ++rank) transport_->send(rank, Channel::kPlan, message_);
-  transport_->send_swap(1, Channel::kActivations, rows_message_);
-  await(owner, Kind::kProbed, message_);
-  if (!probe.done()) return std::nullopt;
-  return checked(owner, [&] {
-    Reader reader(message_);
-    std::vector<float> result;
-    reader.array(result, static_cast<uint64_t>(probe.num_tokens()));
-    reader.end();
-    return std::optional(std::move(result));
-  });
+  for (int rank = 1; rank <= last_rank(); ++rank) {
+    Writer plan(message_, head(Kind::kProbe));
+    plan.number(position);
+    plan.array(blocks.stages[static_cast<size_t>(rank)].entries);
+    transport_->send_swap(rank, Channel::kPlan, message_);
+    if (rank == 1) transport_->send_swap(1, Channel::kActivations, rows_message_);
+  }
+  for (int rank = 1; rank <= last_rank(); ++rank) {
+    await(rank, Kind::kProbed, message_);
+    checked(rank, [&] {
+      Reader reader(message_);
+      const StageRange& range = stages_[static_cast<size_t>(rank)].range;
+      const auto size = static_cast<uint64_t>(range.num_layers * runner_.model().config().q_size());
+      std::vector<float> part;
+      reader.array(part, size);
+      reader.end();
+      if (part.size() != size) throw WireError("queries of other layers");
+      queries.insert(queries.end(), part.begin(), part.end());
+    });
+  }
+  return queries;
 }
 
 void PipelineRunner::read_pages(int stage, std::span<const int32_t> pages, std::span<std::byte> out) {

@@ -125,6 +125,7 @@ void PrefixCache::forget(PageOwner owner) {
 }
 
 void PrefixCache::unpublish_node(int32_t node) {
+  scores_.drop(node);
   for (int group = 0; group < static_cast<int>(num_groups_); ++group) {
     const int32_t page = pages_[slot(node, group)];
     if (page == kNoPage) continue;
@@ -145,6 +146,7 @@ void PrefixCache::collect(int32_t node) {
     if (!n.live || n.refs > 0 || n.num_pages > 0) return;
     const int32_t parent = n.parent;
     index_.erase(n.hash);
+    scores_.drop(node);
     n.live = false;
     free_nodes_.push_back(node);
     if (parent != kNone) --nodes_[static_cast<size_t>(parent)].refs;

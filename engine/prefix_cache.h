@@ -19,6 +19,7 @@
 #include "base/hash.h"
 #include "engine/block_pool.h"
 #include "engine/kv_events.h"
+#include "engine/score_cache.h"
 
 namespace bam {
 
@@ -57,6 +58,10 @@ class PrefixCache {
 
   void pin(int32_t node) { ++nodes_[static_cast<size_t>(node)].refs; }
   void unpin(int32_t node);
+
+  // Log-probabilities of blocks; those of a node that disappears or is unpublished are dropped.
+  ScoreCache& scores() { return scores_; }
+  const ScoreCache& scores() const { return scores_; }
 
   size_t num_nodes() const { return index_.size(); }
   // Tells `log` of every block that becomes usable or stops being so; null: nobody.
@@ -100,6 +105,7 @@ class PrefixCache {
   std::vector<int32_t> pages_;  // [nodes][groups]
   std::vector<int32_t> free_nodes_;
   std::unordered_map<Hash128, int32_t, HashKey> index_;
+  ScoreCache scores_;
   KvEventLog* log_ = nullptr;
 };
 

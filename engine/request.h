@@ -12,6 +12,7 @@
 
 #include "engine/clock.h"
 #include "engine/token_constraint.h"
+#include "models/attention_walk.h"
 
 namespace bam {
 
@@ -55,6 +56,7 @@ struct Request {
   std::optional<std::chrono::milliseconds> timeout;   // from submit to finish
   std::shared_ptr<const TokenConstraint> constraint;  // prototype, cloned per choice; null: none
   Pooling pooling = Pooling::kNone;                   // else an EmbeddingEvent comes before the first token
+  std::optional<AttentionLook> look;                  // with max_tokens 0: an AttentionEvent about the last row
 };
 
 struct TokenLogprobs {
@@ -98,6 +100,10 @@ struct EmbeddingEvent {
   std::vector<float> values;  // [hidden]
 };
 
+struct AttentionEvent {
+  AttentionReport report;
+};
+
 struct FinishEvent {
   int32_t choice = 0;
   FinishReason reason = FinishReason::kStop;
@@ -109,7 +115,7 @@ struct FinishEvent {
   std::string message;                               // kError, kTimeout: what happened
 };
 
-using Event = std::variant<TokenEvent, ProgressEvent, PromptLogprobsEvent, EmbeddingEvent, FinishEvent>;
+using Event = std::variant<TokenEvent, ProgressEvent, PromptLogprobsEvent, EmbeddingEvent, AttentionEvent, FinishEvent>;
 
 // Receives a request's events, in order, on the engine thread: it must not block, throw or call back into the engine
 // except for Engine::cancel, stop, pause and resume. After the FinishEvent of the last choice the engine lets go of it.

@@ -215,10 +215,19 @@ bool Scheduler::fits_beside_running(const Sequence& s) {
 
 bool Scheduler::try_admit(Sequence& s) {
   // At least one token is computed, and none whose logits somebody waits for is skipped.
-  const int64_t max_cached = std::min(s.num_known() - 1, s.logits_from);
+  PromptScores::Found found;
+  int64_t logits_from = s.logits_from;
+  if (s.scores && s.wants_prompt_logits()) {
+    const std::span<const int32_t> prompt(s.tokens.data(), static_cast<size_t>(s.num_prompt));
+    found = kv_.find_scores(s.blocks, prompt, s.scores->num_top());
+    logits_from = std::max(logits_from, static_cast<int64_t>(found.size()) * kv_.page_size() - 1);
+  }
+  const int64_t max_cached = std::min(s.num_known() - 1, logits_from);
   const auto cached = kv_.admit(s.blocks, s.tokens, max_cached, tokens_to_start(s), reserved_pages());
   if (!cached) return false;
   s.num_computed = s.num_scheduled = *cached;
+  if (s.scores) s.scores->offer(std::move(found));
+  s.logits_from = logits_from < s.num_prompt - 1 ? logits_from : INT64_MAX;
   s.overtaken = 0;
   join_class(s);
   s.queue = Sequence::Queue::kRunning;

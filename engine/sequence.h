@@ -7,6 +7,7 @@
 #include "engine/clock.h"
 #include "engine/drafter.h"
 #include "engine/sampler.h"
+#include "engine/score_cache.h"
 #include "engine/serving_order.h"
 #include "engine/staged_kv.h"
 
@@ -25,9 +26,10 @@ struct Sequence : ServingRank {
   int64_t num_computed = 0;
   int64_t num_scheduled = 0;  // computed or on their way, guesses not counted
   int64_t max_len = 0;        // most tokens it can ever have
-  // Prompt positions from here on all need logits (prompt logprobs, pooling), so they are never taken from the prefix cache.
+  // Prompt positions from here on all need logits (prompt logprobs, pooling), so they are not taken from the prefix cache.
   int64_t logits_from = INT64_MAX;
-  bool wants_hidden = false;  // rows that have logits are pooled into an embedding
+  std::optional<PromptScores> scores;  // with prompt logprobs
+  bool wants_hidden = false;           // rows that have logits are pooled into an embedding
 
   StagedBlocks blocks;
   std::optional<SamplerState> sampler;  // set by the engine, unused by the scheduler

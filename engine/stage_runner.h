@@ -11,6 +11,7 @@
 #include "engine/batch_sampler.h"
 #include "engine/capacity.h"
 #include "engine/kv_cache.h"
+#include "models/attention_probe.h"
 #include "models/bam.h"
 
 namespace bam {
@@ -37,6 +38,11 @@ class StageRunner {
   };
   // Throws what the model throws.
   void run(const Input& input);
+  // Of one row, whose pages are complete; see AttentionProbe.
+  std::vector<float> row_queries(const SequenceRows& row, int32_t token, const float* residual_in = nullptr,
+                                 float* residual_out = nullptr) {
+    return AttentionProbe::queries(model_, kv_, row, token, residual_in, residual_out);
+  }
   // Of the last run: a row of logits that the host wanted, and what was drawn.
   const float* logits(size_t logit_row) const { return logits_.as<float>() + logit_row * vocab_size_; }
   std::span<const int32_t> drawn() const { return drawn_; }

@@ -11,12 +11,10 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "engine/clock.h"
-#include "engine/probe_queue.h"
 #include "engine/stage_info.h"
 #include "engine/stage_runner.h"
 #include "engine/stage_tables.h"
 #include "engine/step_wire.h"
-#include "models/attention_probe.h"
 
 namespace bam {
 
@@ -237,41 +235,47 @@ class StageLoop {
   }
 
   void probe(Reader& reader) {
-    const auto layer = reader.number<int32_t>(), head = reader.number<int32_t>();
-    const auto tokens = reader.number<int64_t>(), begin = reader.number<int64_t>(), rows = reader.number<int64_t>();
+    const auto position = reader.number<int64_t>();
+    std::vector<int32_t> table;
+    const auto groups = static_cast<uint64_t>(limits_.num_groups);
+    reader.array(table, groups * static_cast<uint64_t>(2 * (kMaxPositions / limits_.page_size + 1)));
     reader.end();
-    BamModel& model = runner_.model();
-    const ModelConfig& config = model.config();
-    if (layer < model.stage().first_layer || layer >= config.num_layers || head < 0 || head >= config.num_heads ||
-        tokens < 1 || tokens > ProbeQueue::kMaxTokens || begin < 0 || rows < 1 || rows > model.options().max_rows ||
-        begin + rows > tokens) {
+    const auto stride = static_cast<int64_t>(table.size() / groups);
+    const auto known = [&](int32_t page) { return page >= kNoPage && page < limits_.num_pages; };
+    if (position < 0 || table.size() % groups != 0 || position / limits_.page_size >= stride ||
+        !std::ranges::all_of(table, known) || !holds_row(table, stride, position)) {
       throw WireError("a probe of what is not there");
     }
     const uint64_t step = reader.head().step;
     std::optional<Reader> in = take_rows(step);
     if (!in) return;
     read(*in, report_);
-    if (begin == 0) {
-      const std::vector<int32_t> only_counted(static_cast<size_t>(tokens));
-      probe_ = std::make_unique<AttentionProbe>(model, only_counted, layer, head, tokens - 1);
-    }
-    if (!probe_ || probe_->num_computed() != begin) throw WireError("a probe goes on that did not begin");
-    const auto floats = static_cast<size_t>(rows * config.hidden_size);
-    const bool passes_on = probe_->passes_on();
-    Writer writer(reply_, {passes_on ? Kind::kRows : Kind::kProbed, epoch_, step},
-                  passes_on ? floats * sizeof(float) : 0);
-    float* const out = passes_on ? reinterpret_cast<float*>(writer.payload().data()) : nullptr;
-    const int64_t computed = probe_->advance(rows, in->floats(floats).data(), out);
-    if (computed != rows) throw WireError("a probe has other rows");
-    if (passes_on) {
+    const auto hidden = static_cast<size_t>(runner_.model().config().hidden_size);
+    const float* const residual = in->floats(hidden).data();
+    const SequenceRows row{table.data(), stride, 0, 1, position};
+    std::vector<float> queries;
+    if (is_last()) {
+      queries = runner_.row_queries(row, 0, residual);
+    } else {
+      Writer writer(reply_, {Kind::kRows, epoch_, step}, hidden * sizeof(float));
+      queries = runner_.row_queries(row, 0, residual, reinterpret_cast<float*>(writer.payload().data()));
       write(writer, report_);
       transport_.send_swap(transport_.rank() + 1, Channel::kActivations, reply_);
-    } else {
-      const bool done = probe_->done();
-      writer.array(done ? probe_->result() : std::vector<float>{});
-      send_done();
     }
-    if (probe_->done()) probe_.reset();
+    Writer writer(reply_, {Kind::kProbed, epoch_, step});
+    writer.array(queries);
+    send_done();
+  }
+
+  // All pages that a row at `position` reads are named.
+  bool holds_row(const std::vector<int32_t>& table, int64_t stride, int64_t position) const {
+    const KvGeometry geometry = info_.kv().geometry;
+    for (int g = 0; g < limits_.num_groups; ++g) {
+      for (int64_t b = geometry.first_needed_block(g, position); b <= position / limits_.page_size; ++b) {
+        if (table[static_cast<size_t>(g * stride + b)] == kNoPage) return false;
+      }
+    }
+    return true;
   }
 
   StageRunner& runner_;
@@ -281,7 +285,6 @@ class StageLoop {
   const std::stop_token stop_;
   wire::PlanLimits limits_;
   StageTables tables_;
-  std::unique_ptr<AttentionProbe> probe_;
   // Reused from step to step.
   std::vector<std::byte> plan_message_, rows_message_, reply_;
   wire::StepPlan plan_;

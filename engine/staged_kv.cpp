@@ -36,6 +36,7 @@ void StagedKv::reset(const std::vector<Stage>& stages) {
     fewest = fewest < 0 ? tokens : std::min(fewest, tokens);
     stages_.push_back(std::make_unique<KvCache>(stage.geometry, stage.num_pages, prefix_enabled_, fingerprint_));
   }
+  stage(0).set_score_bytes(score_bytes_);
   ++generation_;
   if (!log_) return;
   log_->cleared();
@@ -45,6 +46,16 @@ void StagedKv::reset(const std::vector<Stage>& stages) {
 void StagedKv::record_events(KvEventLog* log) {
   log_ = log;
   stage(0).record_events(log);
+}
+
+void StagedKv::set_score_bytes(size_t bytes) {
+  score_bytes_ = bytes;
+  stage(0).set_score_bytes(bytes);
+}
+
+PromptScores::Found StagedKv::find_scores(StagedBlocks& blocks, std::span<const int32_t> tokens, int32_t num_top) {
+  prepare(blocks);
+  return stage(0).find_scores(table(blocks, 0), tokens, num_top);
 }
 
 int StagedKv::num_groups() const {

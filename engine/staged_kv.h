@@ -56,6 +56,14 @@ class StagedKv {
   void release(StagedBlocks& blocks);
   void quarantine(StagedBlocks& blocks, std::span<const int32_t> tokens, int64_t from_block);
 
+  // The first stage keeps them; see KvCache.
+  void set_score_bytes(size_t bytes);
+  const ScoreCache& scores() const { return stage(0).prefix().scores(); }
+  PromptScores::Found find_scores(StagedBlocks& blocks, std::span<const int32_t> tokens, int32_t num_top);
+  void keep_scores(const StagedBlocks& blocks, const PromptScores::Block& block) {
+    stage(0).keep_scores(blocks.stages.front(), block);
+  }
+
   // Whether a stay has not ended yet.
   bool is_live(uint64_t id) const { return live_.contains(id); }
   // Stays that ended since the list was last cleared, by the caller. Only kept with several stages, whose ranks hold
@@ -82,6 +90,7 @@ class StagedKv {
 
   bool prefix_enabled_;
   uint64_t fingerprint_;
+  size_t score_bytes_ = 0;
   std::vector<std::unique_ptr<KvCache>> stages_;
   int tightest_ = 0;
   uint64_t next_id_ = 1, generation_ = 0;

@@ -30,6 +30,14 @@ class Histogram {
   std::atomic<double> sum_{0};
 };
 
+// Of the store of prefixes that replicas share. Written by its threads.
+struct PrefixStoreStats {
+  std::atomic<uint64_t> hits{0}, misses{0}, timeouts{0}, errors{0};  // prompts; what the store could not do
+  std::atomic<uint64_t> restored_tokens{0}, read_bytes{0}, written_bytes{0};
+  std::atomic<uint64_t> refused_objects{0};  // damaged
+  std::atomic<uint64_t> dropped_writes{0};   // prompts that were not written: too many at once, or the store is away
+};
+
 struct EngineStats {
   EngineStats();
   std::atomic<uint64_t> steps{0}, prompt_tokens{0}, generated_tokens{0}, preemptions{0}, pauses{0};
@@ -38,6 +46,7 @@ struct EngineStats {
   std::array<std::atomic<uint64_t>, 5> finished{};               // by FinishReason
   std::atomic<uint64_t> reach_freed_bytes{0}, pages_evicted{0};
   std::atomic<uint64_t> group_losses{0}, replays{0};  // of ranks; requests that were computed again because of them
+  std::shared_ptr<PrefixStoreStats> store = std::make_shared<PrefixStoreStats>();  // threads may outlive the engine
   Histogram ttft_s, inter_token_s, e2e_s, queue_s, prefill_s, decode_s, prompt_len, generation_len, step_s;
   Histogram inference_s, mean_token_s, step_tokens;       // first step to the end; per choice; rows of a step
   Histogram longest_choice, asked_tokens, asked_choices;  // per request: its longest choice, max_tokens, n

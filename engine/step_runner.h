@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,7 +12,7 @@
 #include "engine/staged_kv.h"
 #include "engine/stats.h"
 #include "engine/step_batch.h"
-#include "models/attention_probe.h"
+#include "kernels/paged_kv.h"
 
 namespace bam {
 
@@ -45,11 +44,13 @@ class StepRunner {
   // The oldest step that was not finished yet, or null if it is not done within `timeout`. Good until the next call.
   virtual const StepResult* finish(std::chrono::milliseconds timeout) = 0;
 
-  // Up to `rows` further positions of a probe of this process's stage; its result when it is complete.
-  virtual std::optional<std::vector<float>> advance_probe(AttentionProbe& probe, int64_t rows) = 0;
+  // The queries [layers][heads * head_dim] of a row whose keys and values are in the sequence's pages, with all before it;
+  // between steps.
+  virtual std::vector<float> row_queries(const StagedBlocks& blocks, int32_t token, int64_t position) = 0;
 
   // Raw pages of one stage, between steps.
-  virtual size_t page_bytes() const = 0;
+  virtual const KvLayout& layout() const = 0;
+  size_t page_bytes() const { return layout().page_bytes(); }
   virtual void read_pages(int stage, std::span<const int32_t> pages, std::span<std::byte> out) = 0;
   virtual void write_pages(int stage, std::span<const int32_t> pages, std::span<const std::byte> in) = 0;
 

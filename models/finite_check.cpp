@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <system_error>
 #include <thread>
 
 namespace bam {
@@ -96,7 +97,12 @@ std::optional<NonFiniteTensor> find_non_finite(const std::vector<WeightView>& vi
     }
   };
   if (total_bytes > kThreadedBytes) {
-    std::jthread helper(scan);
+    std::jthread helper;
+    try {
+      helper = std::jthread(scan);
+    } catch (const std::system_error&) {
+      // Without help it takes longer.
+    }
     scan();
   } else {
     scan();

@@ -110,6 +110,20 @@ bool read_denormalizer_spec(std::string_view message, SentencePieceModel& model)
   });
 }
 
+// What the library takes for granted of a piece; empty: nothing is wrong.
+std::string_view piece_fault(const SentencePieceModel::Piece& piece, SentencePieceModel::Algorithm algorithm) {
+  using Type = SentencePieceModel::PieceType;
+  if (piece.text.empty()) return "a piece is empty";
+  // It builds tries of these, and its tries end the process for it.
+  const bool in_trie = piece.type == Type::kUserDefined || algorithm != SentencePieceModel::Algorithm::kBpe;
+  if (in_trie && piece.text.find('\0') != std::string_view::npos) return "a piece holds a NUL byte";
+  if (piece.type != Type::kByte) return {};
+  const auto is_hex = [](char c) { return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'F'); };
+  const bool fits = piece.text.size() == 6 && piece.text.starts_with("<0x") && piece.text.ends_with('>') &&
+                    is_hex(piece.text[3]) && is_hex(piece.text[4]);
+  return fits ? "" : "a byte piece is not spelled <0xHH>";
+}
+
 }  // namespace
 
 Result<SentencePieceModel> parse_sentencepiece_model(std::string_view bytes) {
@@ -125,6 +139,11 @@ Result<SentencePieceModel> parse_sentencepiece_model(std::string_view bytes) {
     }
   });
   if (!ok || !parts_ok || model.pieces.empty()) return Error("not a sentencepiece model");
+  for (const SentencePieceModel::Piece& piece : model.pieces) {
+    if (const std::string_view fault = piece_fault(piece, model.algorithm); !fault.empty()) {
+      return Error("not a usable sentencepiece model: {}", fault);
+    }
+  }
   if (model.whitespace_as_suffix) {
     return Error("models trained with treat_whitespace_as_suffix are not supported");
   }

@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
 """Issue slots of the loops around tensor-core instructions, from machine code.
 
-    cuda_slots.py CUBIN…        one line per kernel with such a loop: slots, of them mma, inner loops, name
+    cuda_slots.py CUBIN…        tab-separated, per kernel and way through its loop: slots, most slots, mma, copies, stores,
+                                loads, name
 
-A slot is an instruction in the smallest loop that holds an mma, as a warp issues it on its way round: inner loops are told
-apart (they run as often as data say), and so is what a forward branch of more than 8 instructions jumps over. Needs nvdisasm
-(part of the toolkit, or PyPI's nvidia-cuda-nvdisasm): on PATH or in NVDISASM. Exit code 77 without it.
+A slot is an instruction that a warp issues on one pass through the smallest loop that holds an mma. Ways that run every mma
+are told apart by the numbers of copies (LDGSTS), of stores to shared memory (codes of 8 bits that are widened) and of loads
+from it (the prior): a stage of a block of 128 threads has fewer of them per thread than one of 32. Of ways with the same numbers the shortest is counted (tiles
+that every row sees whole, maxima that do not move), and the longest beside it. An inner loop counts as one pass. Needs nvdisasm (part of the toolkit, or PyPI's nvidia-cuda-nvdisasm), on PATH, in
+NVDISASM or among this Python's packages. Exit code 77 without it.
 """
+import importlib.util
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -15,7 +20,7 @@ import sys
 
 
 def disassembly(cubin, nvdisasm):
-    """{mangled name: [(opcode, target or None)]}; targets are indices into the same list."""
+    """{mangled name: [(opcode, predicated, target or None)]}; targets are indices into the same list."""
     text = subprocess.run([nvdisasm, "-c", cubin], check=True, capture_output=True, text=True).stdout
     kernels, name, labels = {}, None, {}
     for line in text.splitlines():
@@ -24,43 +29,77 @@ def disassembly(cubin, nvdisasm):
         elif name and (label := re.match(r"(\.L_x_\d+):", line.strip())):
             labels[name][label.group(1)] = len(kernels[name])
         elif name and (code := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.*?);", line)):
-            words = code.group(1).split()
-            opcode = next((word for word in words if not word.startswith("@") and word not in ("{", "}")), "")
+            words = code.group(1).replace("{", " ").split()
+            conditional = words[0].startswith("@") or bool(re.search(r"BRA(\.\w+)*\s+!?U?P\d", code.group(1)))
+            opcode = next((word for word in words if not word.startswith("@")), "")
             target = re.search(r"`\((\.L_x_\d+)\)", code.group(1))
-            kernels[name].append((opcode, target.group(1) if target else None))
-    return {kernel: [(op, labels[kernel].get(target)) for op, target in code] for kernel, code in kernels.items()}
+            kernels[name].append((opcode, conditional, target.group(1) if target else None))
+    return {kernel: [(op, cond, labels[kernel].get(target)) for op, cond, target in code]
+            for kernel, code in kernels.items()}
+
+
+def is_mma(opcode):
+    return bool(re.match(r"[HIQ]MMA", opcode))
 
 
 def hot_loop(code):
-    """(begin, end, inner loops, skips) of the smallest loop around an mma; None: there is none."""
-    is_mma = [bool(re.match(r"[HIQ]MMA", op)) for op, _ in code]
-    loops = [(target, i) for i, (op, target) in enumerate(code) if op.startswith("BRA") and target is not None and target <= i]
-    around = [(end - begin, begin, end) for begin, end in loops if any(is_mma[begin:end + 1])]
-    if not around:
-        return None
-    _, begin, end = min(around)
-    inner = [(a, b) for a, b in loops if begin <= a and b <= end and (a, b) != (begin, end)]
-    skips = [(i, target) for i, (op, target) in enumerate(code) if begin <= i <= end and op.startswith("BRA")
-             and target is not None and i + 8 < target <= end + 1]
-    return begin, end, inner, skips
+    """(begin, end) of the smallest loop around an mma; None: there is none."""
+    loops = [(i - target, target, i) for i, (op, _, target) in enumerate(code)
+             if op.startswith("BRA") and target is not None and target <= i
+             and any(is_mma(code[k][0]) for k in range(target, i + 1))]
+    return min(loops)[1:] if loops else None
+
+
+def ways(code, begin, end):
+    """{(copies, stores, loads): (least slots, most slots, mma)} over ways from begin round to begin that run the most mma."""
+    # state at an instruction: {(mma, copies, stores, loads): (least, most)} of instructions issued before it
+    states = {begin: {(0, 0, 0, 0): (0, 0)}}
+    finished = {}
+    for i in range(begin, end + 1):
+        here = states.pop(i, None)
+        if here is None:
+            continue
+        op, conditional, target = code[i]
+        kind = (is_mma(op), op.startswith("LDGSTS"), op.startswith("STS"), bool(re.match(r"LDS\b", op)))
+        after = {tuple(map(sum, zip(key, kind))): (least + 1, most + 1) for key, (least, most) in here.items()}
+        exits = []
+        falls = conditional or not re.match(r"EXIT|RET|BRX|BRA", op)
+        if op.startswith("BRA") and target is not None:
+            if target == begin:
+                exits.append(finished)
+            elif i < target <= end:
+                exits.append(states.setdefault(target, {}))
+            falls = falls or begin < target <= i  # an inner loop: one pass
+        if falls and i < end:
+            exits.append(states.setdefault(i + 1, {}))
+        for to in exits:
+            for key, (least, most) in after.items():
+                known = to.get(key, (least, most))
+                to[key] = (min(known[0], least), max(known[1], most))
+    best = max((key[0] for key in finished), default=0)
+    return {key[1:]: (*slots, key[0]) for key, slots in sorted(finished.items()) if key[0] == best}
+
+
+def find_nvdisasm():
+    spec = importlib.util.find_spec("nvidia")  # PyPI's packages
+    packages = [path for folder in (spec.submodule_search_locations if spec else []) or []
+                for path in pathlib.Path(folder).glob("*/bin/nvdisasm")]
+    candidates = [os.environ.get("NVDISASM"), shutil.which("nvdisasm"), "/usr/local/cuda/bin/nvdisasm", *packages]
+    return next((str(path) for path in candidates if path and os.access(path, os.X_OK)), None)
 
 
 def main():
-    nvdisasm = os.environ.get("NVDISASM") or shutil.which("nvdisasm") or "/usr/local/cuda/bin/nvdisasm"
-    if not os.access(nvdisasm, os.X_OK):
+    nvdisasm = find_nvdisasm()
+    if nvdisasm is None:
         print("no nvdisasm", file=sys.stderr)
         return 77
     for cubin in sys.argv[1:]:
         for kernel, code in sorted(disassembly(cubin, nvdisasm).items()):
-            found = hot_loop(code)
-            if found is None:
+            loop = hot_loop(code)
+            if loop is None:
                 continue
-            begin, end, inner, skips = found
-            inside = [any(a <= i <= b for a, b in inner) for i in range(begin, end + 1)]
-            mma = sum(bool(re.match(r"[HIQ]MMA", op)) for op, _ in code[begin:end + 1])
-            lengths = ",".join(str(b - a + 1) for a, b in inner) or "-"
-            jumps = ",".join(str(target - i - 1) for i, target in skips) or "-"
-            print(f"{inside.count(False)}\t{mma}\t{lengths}\t{jumps}\t{kernel}")
+            for key, (least, most, mma) in ways(code, *loop).items():
+                print("\t".join(map(str, (least, most, mma, *key, kernel))))
     return 0
 
 

@@ -29,7 +29,12 @@ subject_of() {
     json_schema_fuzz | regex_fuzz) echo 'server/grammar/' ;;
     request_fuzz) echo '(server/api/(openai_parse|openai_messages|json_body)|base/json)' ;;
     safetensors_fuzz) echo 'models/safetensors' ;;
+    grammar_fuzz) echo 'server/grammar/(cfg|gbnf_parser|lark_parser|grammar_scanner|recursion)' ;;
+    normalization_map_fuzz) echo 'models/normalization_map' ;;
+    snapshot_fuzz) echo 'engine/kv_file' ;;
     sse_fuzz) echo '(server/api/(openai_reply|choice_decoder|stop_strings)|app/client/sse_parser)' ;;
+    step_wire_fuzz) echo 'engine/(step_wire|stage_tables)' ;;
+    tokenizer_model_fuzz) echo 'models/(tokenizer|sentencepiece_model|bpe_splitter)\.' ;;
     tokenizer_config_fuzz) echo 'models/(tokenizer_config|sentencepiece_model|bpe_splitter)' ;;
     *) echo 'models/|server/' ;;
   esac

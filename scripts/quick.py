@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SUITE = re.compile(r"^(?:TEST|TEST_F|TEST_P|TYPED_TEST|TYPED_TEST_P)\((\w+),", re.MULTILINE)
 INSTANCE = re.compile(r"^INSTANTIATE_TEST_SUITE_P\(\s*(\w*)\s*,\s*(\w+)", re.MULTILINE)
 # Folders with a test program, the longest names first: server/api before server.
-MODULES = ("server/grammar", "server/jinja", "server/api", "server/http", "base", "kernels", "models", "engine", "app")
+MODULES = ("server/grammar", "server/jinja", "server/events", "server/store", "server/api", "server/http", "base", "kernels", "transport", "models",
+           "engine", "app")
 
 
 def changed_files(base: str) -> list[str]:

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "app/client/body_call.h"
 #include "app/client/terminal.h"
 #include "app/units.h"
 #include "base/error.h"
@@ -29,20 +30,6 @@ const std::vector<Dialect>& dialects() {
                                            {"prompt_logprobs", {{"prompt_logprobs", 0}, {"max_tokens", 1}}}};
   return all;
 }
-
-// Collects a whole answer.
-class BodyCall : public HttpHandler {
- public:
-  using OnDone = std::function<void(const HttpOutcome&, std::string&& body)>;
-  explicit BodyCall(OnDone on_done) : on_done_(std::move(on_done)) {}
-  void on_headers(int, std::string_view) override {}
-  void on_data(std::string_view bytes, TimePoint) override { body_.append(bytes); }
-  void on_done(const HttpOutcome& outcome) override { on_done_(outcome, std::move(body_)); }
-
- private:
-  OnDone on_done_;
-  std::string body_;
-};
 
 class PerplexityRunner {
  public:

@@ -10,12 +10,15 @@ A peer is CLASS:NAME=COMMAND. CLASS (bf16, int8, int4) says which of our weights
 one thing and prints ": RATE tok/s"; {mode} is prefill, deep-decode (one stream at a depth) or streams, {size} its tokens,
 depth or number. Flags to try are peers of their own with the same name (llama_speed's no-flash): the better one counts.
 DIR is a checkpoint of the shape (tools/make_random_checkpoint.py), the peers' models are of the same shape. Our weights
-bf16 are multiplied in float32, bf16-fast as --math fast does. Peers are not part of this repository: llama_speed.cpp
+bf16 are multiplied in float32, bf16-fast as --math fast does; with -kv8 behind the name, keys and values are int8 pages and
+attention is computed in integers (OpenVINO keeps eight bits by itself). Peers are not part of this repository: llama_speed.cpp
 beside this file is built against a llama.cpp (or a fork of it) that you built for your machine, the Python peers live in
-virtual environments of their own.
+virtual environments of their own. --samples FILE keeps what was measured and goes on from there, so that rounds may lie
+in different quiet hours; medians are over all of them.
 """
 import argparse
 import json
+import pathlib
 import re
 import shlex
 import statistics
@@ -23,8 +26,12 @@ import subprocess
 import sys
 import tempfile
 
-ROWS = {"prefill 512": ("prefill", 512), "prefill 4096": ("prefill", 4096), "one stream": ("streams", 1),
-        "one stream at 4096": ("deep-decode", 4096), "16 streams": ("streams", 16), "64 streams": ("streams", 64)}
+# Rows by part: what is measured, and how bench_model is asked for all of a part at once.
+ROWS = {"prompts": {"prefill 512": ("prefill", 512), "prefill 4096": ("prefill", 4096),
+                    "one stream at 4096": ("deep-decode", 4096)},
+        "streams": {"one stream": ("streams", 1), "16 streams": ("streams", 16), "64 streams": ("streams", 64)}}
+FLAGS = {"prompts": ["--prefill", "512,4096", "--decode-there", "--decode", "0", "--streams", "1"],
+         "streams": ["--prefill", "0", "--decode", "0", "--streams", "1,16,64"]}
 OURS = {("prefill", 512, 1): "prefill 512", ("prefill", 4096, 1): "prefill 4096", ("decode", 4096, 1): "one stream at 4096",
         ("decode", 0, 1): "one stream", ("decode", 0, 16): "16 streams", ("decode", 0, 64): "64 streams"}
 
@@ -46,7 +53,7 @@ def parse_peer(text):
 
 
 def weight_class(weights):
-    return weights.removesuffix("-fast")
+    return weights.split("-")[0]
 
 
 class Table:
@@ -57,6 +64,15 @@ class Table:
 
     def add(self, row, side, value):
         self.samples.setdefault(row, {}).setdefault(side, []).append(value)
+
+    def load(self, path):
+        for row, side, values in json.loads(path.read_text()):
+            for value in values:
+                self.add(row, tuple(side) if isinstance(side, list) else side, value)
+
+    def save(self, path):
+        path.write_text(json.dumps([[row, side, values] for row, sides in self.samples.items()
+                                    for side, values in sides.items()], indent=1))
 
     def print(self, all_weights):
         print("\n| tokens/s | ours | | best peer | | ratio | others |\n|---|---|---|---|---|---|---|")
@@ -72,22 +88,25 @@ class Table:
                 best = f"{peers[0][1]} | {peers[0][0]:.0f} | {ours / peers[0][0]:.2f}" if peers else "– | – | –"
                 others = ", ".join(f"{name} {rate:.0f}" for rate, name in peers[1:])
                 print(f"| {row} | {weights} | {ours:.0f} | {best} | {others} |")
-        print(f"rounds: {min(len(side) for row in self.samples.values() for side in row.values())}", flush=True)
+        counts = [len(side) for row in self.samples.values() for side in row.values()]
+        print(f"medians of {min(counts)} to {max(counts)} rounds", flush=True)
 
 
-def measure_ours(args, table, weights):
+def measure_ours(args, table, weights, part):
+    options = weights.split("-")[1:]
+    pages = ["--kv-dtype", "int8", "--attention-math", "int8"] if "kv8" in options else ["--kv-dtype", "f16"]
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         run([args.bench, "--model", args.model, "--dtype", weight_class(weights), "--math",
-             "fast" if weights.endswith("-fast") else "exact", "--kv-dtype", args.kv_dtype, "--prefill", "512,4096",
-             "--decode-there", "--decode", "0", "--streams", "1,16,64", "--repeats", "3", "--out", out.name], args.verbose)
+             "fast" if "fast" in options else "exact", *pages, *FLAGS[part], "--repeats", "3", "--out", out.name],
+            args.verbose)
         for result in json.load(open(out.name))["results"]:
             key = (result["what"], result.get("tokens", result.get("depth")), result.get("streams", 1))
             if key in OURS:
                 table.add(OURS[key], weights, result["tokens_per_s"])
 
 
-def measure_peers(args, table):
-    for row, (mode, size) in ROWS.items():
+def measure_peers(args, table, part):
+    for row, (mode, size) in ROWS[part].items():
         best = {}
         for kind, name, command in args.peer:
             text = run(shlex.split(command.format(mode=mode, size=size)), args.verbose)
@@ -102,17 +121,24 @@ def main():
     parser.add_argument("--bench", required=True, help="build/bench_model")
     parser.add_argument("--model", required=True)
     parser.add_argument("--peer", action="append", default=[], type=parse_peer)
-    parser.add_argument("--weights", default="bf16,bf16-fast,int8,int4", help="ours (default: %(default)s)")
-    parser.add_argument("--kv-dtype", default="f16")
+    parser.add_argument("--weights", default="bf16,bf16-fast,bf16-fast-kv8,int8,int8-kv8,int4,int4-kv8",
+                        help="ours (default: %(default)s)")
+    parser.add_argument("--samples", type=pathlib.Path, help="JSON file: read if it is there, written after every round")
+    parser.add_argument("--only", choices=ROWS, help="prompts and one stream behind them, or short streams")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--verbose", action="store_true", help="print every command")
     args = parser.parse_args()
     table = Table()
+    if args.samples and args.samples.exists():
+        table.load(args.samples)
     for number in range(args.rounds):
         print(f"round {number + 1} of {args.rounds}", file=sys.stderr, flush=True)
-        for weights in args.weights.split(","):
-            measure_ours(args, table, weights)
-        measure_peers(args, table)
+        for part in [args.only] if args.only else ROWS:
+            for weights in args.weights.split(","):
+                measure_ours(args, table, weights, part)
+            measure_peers(args, table, part)
+        if args.samples:
+            table.save(args.samples)
         table.print(args.weights.split(","))
 
 

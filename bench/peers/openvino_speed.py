@@ -1,47 +1,96 @@
 #!/usr/bin/env python3
 """The speed of OpenVINO GenAI on the CPU, for compare.py. Needs a virtual environment of its own:
 
-    python3 -m venv VENV && VENV/bin/pip install openvino-genai optimum-intel nncf
+    python3 -m venv VENV && VENV/bin/pip install openvino-genai openvino-tokenizers transformers sentencepiece nncf gguf
     VENV/bin/python openvino_speed.py make --bits 8 --tokenizer tokenizer.model DIR   # a random model of the 120M shape
     VENV/bin/python openvino_speed.py run DIR prefill|deep-decode|streams N
 
-Weights of 4 bits: --group 32|64|128, --asymmetric. Arithmetic is what OpenVINO chooses by itself for this processor.
+The model goes through GGUF, which GenAI turns into its own graph, so that no PyTorch is needed. Weights of 4 bits:
+--group 32|64|128, --asymmetric. Arithmetic and the precision of keys and values are what OpenVINO chooses by itself for
+this processor.
 """
 import argparse
+import contextlib
 import pathlib
 import statistics
 import tempfile
 import time
 
-SHAPE = dict(hidden_size=768, intermediate_size=1536, num_hidden_layers=12, vocab_size=32768, max_position_embeddings=8192,
-             tie_word_embeddings=False)
+LAYERS, HIDDEN, INTERMEDIATE, VOCABULARY = 12, 768, 1536, 32768
 WARM_STEPS, STEPS = 8, 32  # as bench_model and llama_speed
 
 
+def write_gguf(path, heads):
+    import gguf
+    import numpy
+
+    random = numpy.random.default_rng(1)
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(8192)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(INTERMEDIATE)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(heads)
+    writer.add_rope_dimension_count(HIDDEN // heads)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(VOCABULARY)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([f"t{i}" for i in range(VOCABULARY)])
+    writer.add_token_scores([0.0] * VOCABULARY)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+    def matrix(name, rows, columns):
+        writer.add_tensor(name + ".weight", (0.02 * random.standard_normal((rows, columns))).astype(numpy.float16))
+
+    def norm(name):
+        writer.add_tensor(name + ".weight", numpy.ones(HIDDEN, numpy.float32))
+
+    matrix("token_embd", VOCABULARY, HIDDEN)
+    for layer in range(LAYERS):
+        block = f"blk.{layer}."
+        norm(block + "attn_norm")
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            matrix(block + name, HIDDEN, HIDDEN)
+        norm(block + "ffn_norm")
+        matrix(block + "ffn_gate", INTERMEDIATE, HIDDEN)
+        matrix(block + "ffn_up", INTERMEDIATE, HIDDEN)
+        matrix(block + "ffn_down", HIDDEN, INTERMEDIATE)
+    norm("output_norm")
+    matrix("output", VOCABULARY, HIDDEN)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def make(args):
-    import torch
-    from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
-    from transformers import LlamaConfig, LlamaForCausalLM, LlamaTokenizerFast
-
-    torch.manual_seed(1)
-    config = LlamaConfig(**SHAPE, num_attention_heads=args.heads, num_key_value_heads=args.heads)
-    with tempfile.TemporaryDirectory() as plain:
-        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(plain)
-        LlamaTokenizerFast(vocab_file=str(args.tokenizer)).save_pretrained(plain)
-        if args.bits == 16:
-            options = dict(load_in_8bit=False)
-        elif args.bits == 8:
-            options = dict(load_in_8bit=True)
-        else:
-            options = dict(quantization_config=OVWeightQuantizationConfig(bits=4, sym=not args.asymmetric,
-                                                                          group_size=args.group, ratio=1.0))
-        OVModelForCausalLM.from_pretrained(plain, export=True, **options).save_pretrained(args.dir)
-    from openvino_tokenizers import convert_tokenizer
+    import nncf
     import openvino
+    import openvino_genai
+    from openvino_tokenizers import convert_tokenizer
+    from transformers import LlamaTokenizerFast
 
+    args.dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        write_gguf(pathlib.Path(folder) / "model.gguf", args.heads)
+        with contextlib.suppress(Exception):  # it saves the graph, then gives up on a vocabulary without merges
+            openvino_genai.LLMPipeline(f"{folder}/model.gguf", "CPU", enable_save_ov_model=True)
+        model = openvino.Core().read_model(f"{folder}/openvino_model.xml")
+        if args.bits == 8:
+            model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
+        elif args.bits == 4:
+            mode = nncf.CompressWeightsMode.INT4_ASYM if args.asymmetric else nncf.CompressWeightsMode.INT4_SYM
+            model = nncf.compress_weights(model, mode=mode, group_size=args.group, ratio=1.0)
+        openvino.save_model(model, args.dir / "openvino_model.xml", compress_to_fp16=args.bits == 16)
     parts = convert_tokenizer(LlamaTokenizerFast(vocab_file=str(args.tokenizer)), with_detokenizer=True)
     for name, part in zip(("openvino_tokenizer.xml", "openvino_detokenizer.xml"), parts):
         openvino.save_model(part, args.dir / name)
+    for name in ("config.json", "generation_config.json"):
+        (args.dir / name).write_text('{"model_type": "llama", "bos_token_id": 1, "eos_token_id": 2}')
 
 
 class Engine:

@@ -282,6 +282,7 @@ void CpuBackend::gemm(const CpuLinear& weights, const float* in, int64_t rows, f
                    .panels = weights.panels.as<uint32_t>(),
                    .first_panel = first,
                    .last_panel = last,
+                   .next_panel = next_panel,
                    .y = out + row0 * weights.n,
                    .ldy = weights.n,
                    .accumulate = accumulate});

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/cpu/gemm.h"
+#include "kernels/cpu/next_panels.h"
 #include "kernels/dtype.h"
 
 #if defined(__x86_64__)
@@ -22,8 +23,9 @@ namespace {
 constexpr int kVector = 16;                          // outputs of one 512-bit register
 constexpr int kPanelVectors = kPanelCols / kVector;  // per panel
 constexpr int64_t kSlicePairs = 1024;  // of two panels worked on at a time: they stay in the second-level cache
-constexpr int64_t kRowsAhead = 24;     // rows of pairs fetched ahead
-constexpr int kBufferRows = 12;
+constexpr int kRowsAhead = 24;         // rows of pairs fetched ahead
+constexpr int kPairRows = 6;           // most rows of a register tile of two panels
+constexpr int kBufferRows = 12;        // of one
 
 float flushed(float value) { return std::fabs(value) < std::numeric_limits<float>::min() ? 0.0f : value; }
 
@@ -105,10 +107,12 @@ BAM_FMA void fma_row(const uint32_t* x, int64_t pairs, const uint32_t* panel, fl
 }
 BAM_FMA void gemm_fma(const PairGemmArgs& args) { plain_gemm(args, fma_row); }
 
-// A register tile: kRows rows x kPanels panels.
-template <int kRows, int kPanels>
+// A register tile: kRows rows x kPanels panels. Row pointers are x, x + ldx, x + 2 ldx per group of three to keep address
+// registers few. Weights that stream by are fetched kAhead rows of pairs ahead; those that many rows share lie in the
+// second-level cache, and the tile fetches its share of what comes next instead.
+template <int kRows, int kPanels, int kAhead, int kLines>
 BAM_BF16 void native_tile(const uint32_t* x, int64_t ldx, int64_t pairs, const uint32_t* const* panel, float* y,
-                          int64_t ldy, bool accumulate) {
+                          int64_t ldy, bool accumulate, Share next) {
   constexpr int kVectors = kPanels * kPanelVectors;
   __m512 acc[kRows][kVectors];
 #pragma GCC unroll 16
@@ -117,17 +121,22 @@ BAM_BF16 void native_tile(const uint32_t* x, int64_t ldx, int64_t pairs, const u
     for (int v = 0; v < kVectors; ++v)
       acc[r][v] = accumulate ? _mm512_loadu_ps(y + r * ldy + v * kVector) : _mm512_setzero_ps();
   }
+  constexpr int kGroups = (kRows + 2) / 3;
+  const uint32_t* group[kGroups];
+#pragma GCC unroll 16
+  for (int g = 0; g < kGroups; ++g) group[g] = x + 3 * g * ldx;
   for (int64_t i = 0; i < pairs; ++i) {
     __m512i w[kVectors];
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
       const uint32_t* at = panel[v / kPanelVectors] + i * kPanelCols + v % kPanelVectors * kVector;
       w[v] = _mm512_loadu_si512(at);
-      __builtin_prefetch(at + kRowsAhead * kPanelCols);
+      if constexpr (kAhead > 0) __builtin_prefetch(at + kAhead * kPanelCols);
     }
+    if constexpr (kLines > 0) next.template Fetch<kLines>();
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      const __m512i both = _mm512_set1_epi32(static_cast<int>(x[r * ldx + i]));
+      const __m512i both = _mm512_set1_epi32(static_cast<int>(group[r / 3][(r % 3) * ldx + i]));
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v)
         acc[r][v] = _mm512_dpbf16_ps(acc[r][v], reinterpret_cast<__m512bh>(both), reinterpret_cast<__m512bh>(w[v]));
@@ -141,33 +150,49 @@ BAM_BF16 void native_tile(const uint32_t* x, int64_t ldx, int64_t pairs, const u
 }
 
 // native_tile for a number of rows known at run time only.
-template <int kPanels, int kRows>
+template <int kPanels, int kRows, bool kStreams>
 BAM_BF16 void any_tile(int64_t rows, const uint32_t* x, int64_t ldx, int64_t pairs, const uint32_t* const* panel,
-                       float* y, int64_t ldy, bool accumulate) {
-  if (rows == kRows) return native_tile<kRows, kPanels>(x, ldx, pairs, panel, y, ldy, accumulate);
-  if constexpr (kRows > 1) any_tile<kPanels, kRows - 1>(rows, x, ldx, pairs, panel, y, ldy, accumulate);
+                       float* y, int64_t ldy, bool accumulate, Share next) {
+  if (rows == kRows) {
+    if constexpr (kStreams)
+      return native_tile<kRows, kPanels, kRowsAhead, 0>(x, ldx, pairs, panel, y, ldy, accumulate, next);
+    if (next.step > kLineBytes)
+      return native_tile<kRows, kPanels, 0, 2>(x, ldx, pairs, panel, y, ldy, accumulate, next);
+    return native_tile<kRows, kPanels, 0, 1>(x, ldx, pairs, panel, y, ldy, accumulate, next);
+  }
+  if constexpr (kRows > 1) any_tile<kPanels, kRows - 1, kStreams>(rows, x, ldx, pairs, panel, y, ldy, accumulate, next);
 }
 
-// All rows against kPanels neighbouring panels.
-template <int kPanels>
-BAM_BF16 void native_panels(const PairGemmArgs& args, int64_t first) {
-  constexpr int kMostRows = kPanels == 2 ? 6 : kBufferRows;
+// All rows against kPanels neighbouring panels. next: the first of those that come afterwards, -1 if not known.
+template <int kPanels, bool kStreams>
+BAM_BF16 void native_panels(const PairGemmArgs& args, int64_t first, int64_t next) {
+  constexpr int kMostRows = kPanels == 2 ? kPairRows : kBufferRows;
   const int64_t col0 = first * kPanelCols, cols = std::min<int64_t>(kPanels * kPanelCols, args.n - col0);
   const bool whole = cols == kPanels * kPanelCols;
   float buffer[kMostRows * kPanels * kPanelCols];
   for (int64_t begin = 0; begin < args.pairs; begin += kSlicePairs) {
     const int64_t depth = std::min(kSlicePairs, args.pairs - begin);
     const bool add = args.accumulate || begin > 0;
+    const auto at = [&](int64_t panel, int64_t pair) { return args.panels + (panel * args.pairs + pair) * kPanelCols; };
     const uint32_t* panel[kPanels];
-    for (int p = 0; p < kPanels; ++p) panel[p] = args.panels + ((first + p) * args.pairs + begin) * kPanelCols;
-    for (int64_t r = 0; r < args.rows;) {
+    for (int p = 0; p < kPanels; ++p) panel[p] = at(first + p, begin);
+    const bool last = begin + depth == args.pairs;
+    const int64_t coming = last ? next : first, coming_pair = last ? 0 : begin + depth;
+    const int64_t coming_depth = std::min(kSlicePairs, args.pairs - coming_pair);
+    const NextPanels share = kStreams || coming < 0 ? NextPanels(panel[0])
+                                                    : NextPanels(at(coming, coming_pair), at(coming + 1, coming_pair),
+                                                                 coming_depth * kPanelCols * 4,
+                                                                 (args.rows + kMostRows - 1) / kMostRows, depth);
+    int64_t tile = 0;
+    for (int64_t r = 0; r < args.rows; ++tile) {
       const int64_t tiles = (args.rows - r + kMostRows - 1) / kMostRows, height = (args.rows - r + tiles - 1) / tiles;
       float* y = args.y + r * args.ldy + col0;
       float* to = whole ? y : buffer;
       const int64_t ldto = whole ? args.ldy : kPanels * kPanelCols;
       for (int64_t i = 0; i < height && !whole && add; ++i)
         std::memcpy(to + i * ldto, y + i * args.ldy, static_cast<size_t>(cols) * sizeof(float));
-      any_tile<kPanels, kMostRows>(height, args.x + r * args.ldx + begin, args.ldx, depth, panel, to, ldto, add);
+      any_tile<kPanels, kMostRows, kStreams>(height, args.x + r * args.ldx + begin, args.ldx, depth, panel, to, ldto,
+                                             add, share.Tile(tile));
       for (int64_t i = 0; i < height && !whole; ++i)
         std::memcpy(y + i * args.ldy, to + i * ldto, static_cast<size_t>(cols) * sizeof(float));
       r += height;
@@ -175,10 +200,21 @@ BAM_BF16 void native_panels(const PairGemmArgs& args, int64_t first) {
   }
 }
 
+// Twelve rows of one panel keep as many sums as six of two, but two panels need fewer loads, and their next ones can be
+// fetched by the tiles in between: for rows that fill several tiles, and for few, whose streams are then twice as many.
 BAM_BF16 void gemm_native(const PairGemmArgs& args) {
+  const int64_t panels = (args.n + kPanelCols - 1) / kPanelCols;
+  const bool streams = args.rows <= kPairRows;
   int64_t p = args.first_panel;
-  for (; p + 1 < args.last_panel; p += 2) native_panels<2>(args, p);
-  if (p < args.last_panel) native_panels<1>(args, p);
+  for (; p + 1 < args.last_panel; p += 2) {
+    const int64_t next = p + 2 < args.last_panel ? p + 2 : args.next_panel;
+    if (streams) {
+      native_panels<2, true>(args, p, -1);
+    } else {
+      native_panels<2, false>(args, p, next + 2 <= panels ? next : -1);
+    }
+  }
+  if (p < args.last_panel) native_panels<1, true>(args, p, -1);
 }
 
 // The same roundings as f32_to_bf16 of flushed numbers; weights and activations are finite or the model is lost anyway.

@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "kernels/cpu/gemm.h"
+#include "kernels/cpu/next_panels.h"
 #include "kernels/cpu/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -24,7 +25,6 @@ constexpr int kTileBlocks = kParts == 1 ? 2 : 1;
 // With more rows than one such tile, 6 rows x two panels do the same work with 10 instead of 14 loads.
 constexpr bool kPairs = kTileBlocks == 2;
 constexpr int kPairRows = 6;
-constexpr int64_t kCacheLine = 64;
 // Rows of k fetched ahead: from the second-level cache for a panel that many row tiles share, from memory for one that
 // streams by.
 constexpr int kPairAhead = 8;
@@ -54,7 +54,7 @@ template <typename Element>
 HWY_INLINE void PrefetchPanelRow(const Element* at, int64_t ahead) {
   const char* line = reinterpret_cast<const char*>(at + ahead * kPanelCols);
 #pragma GCC unroll 2
-  for (int64_t b = 0; b < kPanelCols * int64_t{sizeof(Element)}; b += kCacheLine) __builtin_prefetch(line + b);
+  for (int64_t b = 0; b < kPanelCols * int64_t{sizeof(Element)}; b += kLineBytes) __builtin_prefetch(line + b);
 }
 
 // Fetches the lines of y that a register tile will write.
@@ -66,45 +66,6 @@ HWY_INLINE void PrefetchTile(const float* y, int64_t ldy) {
     for (int c = 0; c < kPanels * kPanelCols; c += 16) __builtin_prefetch(y + c, 1);
   }
 }
-
-// Two panels that come next. Each register tile of the current two fetches its share of them into the second-level
-// cache: otherwise the first tile would wait for memory and memory would wait for the others.
-struct Share {
-  const char* at;
-  int64_t step;  // bytes per row of k, may be 0
-
-  template <int kLines>
-  HWY_INLINE void Fetch() {
-#pragma GCC unroll 2
-    for (int line = 0; line < kLines; ++line) __builtin_prefetch(at + line * kCacheLine, 0, 2);
-    at += step;
-  }
-};
-class NextPanels {
- public:
-  // `tiles` register tiles of `depth` steps each work on the current panels; `second` follows `first`.
-  NextPanels(const void* first, const void* second, int64_t bytes, int64_t tiles, int64_t depth)
-      : panel_{static_cast<const char*>(first), static_cast<const char*>(second)},
-        for_first_((tiles + 1) / 2),
-        depth_(depth) {
-    const int64_t for_second = std::max<int64_t>(tiles - for_first_, 1);
-    step_[0] = (bytes + for_first_ * depth - 1) / (for_first_ * depth);
-    step_[1] = (bytes + for_second * depth - 1) / (for_second * depth);
-  }
-  // Nothing comes next: `harmless` is fetched instead.
-  explicit NextPanels(const void* harmless)
-      : panel_{static_cast<const char*>(harmless), static_cast<const char*>(harmless)} {}
-
-  HWY_INLINE Share Tile(int64_t tile) const {
-    const int q = tile < for_first_ ? 0 : 1;
-    return {panel_[q] + (tile - q * for_first_) * depth_ * step_[q], step_[q]};
-  }
-
- private:
-  const char* panel_[2];
-  int64_t for_first_ = 0, depth_ = 0;
-  int64_t step_[2] = {0, 0};
-};
 
 // One register tile: kRows rows x (kPanels panels of 32 columns), k from begin to begin + depth.
 // Row pointers are x, x + ldx, x + 2 ldx per group of three to keep address registers few.
@@ -217,7 +178,7 @@ HWY_INLINE void AnyPairTile(int64_t rows, const float* x, int64_t ldx, int64_t d
                             float* y, int64_t ldy, bool accumulate, Share next) {
   if (rows == kRows) {
     // Few tiles have to fetch more than a line per row of k.
-    if (next.step > kCacheLine) return PairTile<kRows, 2>(x, ldx, depth, panels, y, ldy, accumulate, next);
+    if (next.step > kLineBytes) return PairTile<kRows, 2>(x, ldx, depth, panels, y, ldy, accumulate, next);
     return PairTile<kRows, 1>(x, ldx, depth, panels, y, ldy, accumulate, next);
   }
   if constexpr (kRows > 1) AnyPairTile<kRows - 1>(rows, x, ldx, depth, panels, y, ldy, accumulate, next);

@@ -196,7 +196,7 @@ HWY_NOINLINE void Int8Tile(const Int8GemmArgs& a, int64_t panel_index, int64_t r
 template <int kPanels, int kRows>
 HWY_INLINE void Int8AnyTile(int64_t rows, const Int8GemmArgs& a, int64_t panel_index, int64_t row, Share next) {
   if (rows == kRows) {
-    if (kPanels == 2 && next.step > kCacheLine) return Int8Tile<kRows, kPanels, 2>(a, panel_index, row, next);
+    if (kPanels == 2 && next.step > kLineBytes) return Int8Tile<kRows, kPanels, 2>(a, panel_index, row, next);
     return Int8Tile<kRows, kPanels, 1>(a, panel_index, row, next);
   }
   if constexpr (kRows > 1) Int8AnyTile<kPanels, kRows - 1>(rows, a, panel_index, row, next);

@@ -20,6 +20,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/kv_cache.h"
+#include "kernels/cuda/launch.h"
 #include "kernels/dtype.h"
 
 namespace bam::cuda {
@@ -41,7 +42,7 @@ struct HeadParams {
   bool never_grows = false;  // bias_scale * B never grows with the distance from `settled` on
   bool decays = false;       // and falls below any bound
   bool ssmax = false;
-  double seq_scale = 1;
+  float seq_scale = 1;
 };
 
 struct QueryBlock {
@@ -59,6 +60,7 @@ struct QueryBlock {
 };
 
 enum class WorkKind : int {
+  kNone,    // nothing: so that the number of items does not change from step to step
   kWhole,   // anchor and all segments, then the output
   kAnchor,  // the anchor into its slot
   kRest,    // from the anchor's slot over all segments to the output
@@ -101,13 +103,14 @@ struct AttentionArgs {
   unsigned long long* left_out = nullptr;  // [blocks][kMaxBlockRows] share of a row's mass, as in DeviceCounters
   const uint8_t* super_heads = nullptr;    // [kv heads] super-tile boxes are kept
   DeviceCounters* counters = nullptr;      // [heads]
+  friend bool operator==(const AttentionArgs&, const AttentionArgs&) = default;
 };
 
 // One kernel launch over num_items work items. All blocks of a launch have at most `max_rows` rows.
-void attention_plain(const AttentionArgs& args, int num_items, cudaStream_t stream);
+void attention_plain(const AttentionArgs& args, int num_items, const Queue& queue);
 // Tensor cores: 16-bit operands, KV in kF16, kBF16, kI8 or kFp8, padded head_dim up to 128.
 // bias_floats: room for the bias of one stage, see bias_stage_floats().
-void attention_mma(const AttentionArgs& args, int num_items, int max_rows, int bias_floats, cudaStream_t stream);
+void attention_mma(const AttentionArgs& args, int num_items, int max_rows, int bias_floats, const Queue& queue);
 // Query heads of one KV head, up to `most`, that fit into a block of a device with that much shared memory; 0: none do.
 int attention_mma_heads(const KvLayout& layout, int most, size_t shared_per_block);
 // Lets the kernel of this layout take what blocks of up to `heads` heads need.
@@ -122,12 +125,12 @@ constexpr int bias_stage_floats(int num_heads, int num_positions) {
 }
 
 // Split blocks: merges the slots of the blocks listed in items (kind unused) into the output.
-void attention_merge(const AttentionArgs& args, int num_items, cudaStream_t stream);
+void attention_merge(const AttentionArgs& args, int num_items, const Queue& queue);
 
 // certify.cu, in this order around an attention launch of kAnchor items. items: one per block (kind unused).
-void find_seeds(const AttentionArgs& args, int num_items, cudaStream_t stream);
-void mark_tiles(const AttentionArgs& args, int num_items, int max_supers, cudaStream_t stream);
-void list_segments(const AttentionArgs& args, int num_items, cudaStream_t stream);
+void find_seeds(const AttentionArgs& args, int num_items, const Queue& queue);
+void mark_tiles(const AttentionArgs& args, int num_items, int max_supers, const Queue& queue);
+void list_segments(const AttentionArgs& args, int num_items, const Queue& queue);
 void prepare_certify(int head_dim);
 
 }  // namespace bam::cuda

@@ -30,12 +30,14 @@ __global__ void __launch_bounds__(kMaxThreads, C::kMinBlocks)
   BAM_SHARED(QueryBlock, block);
   BAM_SHARED(int, next_row);
   const WorkItem item = args.items[blockIdx.x];
+  if (item.kind == WorkKind::kNone) return;
   if (threadIdx.x == 0) block = args.blocks[item.block];
   __syncthreads();
   Kernel<C> kernel{args,
                    block,
                    shared,
                    run,
+                   StageMover<C>(args.kv.layout, shared + SharedLayout<C>::kCopies, static_cast<int>(blockDim.x)),
                    num_rows(block),
                    static_cast<int>(blockDim.x),
                    static_cast<int>(threadIdx.x) / 32,
@@ -45,6 +47,7 @@ __global__ void __launch_bounds__(kMaxThreads, C::kMinBlocks)
   Fragment<C> f;
   kernel.load_queries(f);
   kernel.clear_padding();
+  kernel.prepare_bias();
   clear(f);
   const int entries = item.kind == WorkKind::kAnchor ? 0 : num_segments(args, block, item.block);
   const bool part = item.kind == WorkKind::kPart, to_slots = part || item.kind == WorkKind::kAnchor;
@@ -113,12 +116,12 @@ bool attention_mma_supports(DType operand, const KvLayout& layout) {
 
 DType attention_mma_format(const KvLayout& layout) { return layout.dtype == DType::kBF16 ? DType::kBF16 : DType::kF16; }
 
-void attention_mma(const AttentionArgs& args, int num_items, int max_rows, int bias_floats, cudaStream_t stream) {
+void attention_mma(const AttentionArgs& args, int num_items, int max_rows, int bias_floats, const Queue& queue) {
   const int threads = max_rows <= 16 ? 32 : kMaxThreads;
   with_config(args.kv.layout, [&](auto config) {
     using C = decltype(config);
     check(launch(attention_mma_kernel<C>, dim3(static_cast<unsigned>(num_items)), dim3(static_cast<unsigned>(threads)),
-                 SharedLayout<C>::bytes(threads, bias_floats), stream, args, bias_floats),
+                 SharedLayout<C>::bytes(threads, bias_floats), queue, args, bias_floats),
           "attention_mma_kernel");
   });
 }

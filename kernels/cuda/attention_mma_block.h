@@ -1,8 +1,7 @@
 // One thread block of the tensor-core attention kernel at work. See attention_mma.cu.
 #pragma once
 
-#include "kernels/cuda/attention_mma_types.h"
-#include "kernels/cuda/stored.h"
+#include "kernels/cuda/attention_mma_stage.h"
 
 namespace bam::cuda::mma {
 
@@ -15,14 +14,19 @@ struct Kernel {
   const QueryBlock& block;
   unsigned char* shared;
   Run& run;
+  StageMover<C> mover;
   int rows, threads, warp, lane, bias_stride, bias_floats;
-  int first_key = 0;     // of row `lane` of this warp, lane < 16
-  unsigned visited = 0;  // by that row
+  int first_key = 0;                           // of row `lane` of this warp, lane < 16
+  unsigned visited = 0;                        // by that row
+  int first_position = 0, last_first_key = 0;  // over the rows of this warp
+  unsigned unused_rows = 0;                    // of this warp
+  // The entry of every stage's bias that this thread copies, if there are not more of them than threads.
+  const float* bias_table = nullptr;  // null: the block's heads have no bias
+  int bias_size = 0, bias_distance = 0, bias_entries = 0;
 
   __device__ __forceinline__ unsigned char* stage(int s) const {
     return shared + Shared::kStage + s % C::kStages * C::kStageBytes;
   }
-  __device__ __forceinline__ unsigned char* raw(int s) const { return shared + Shared::kRaw + s % 2 * C::kRawBytes; }
   __device__ __forceinline__ float* bias_of(int s) const {
     return reinterpret_cast<float*>(shared + Shared::bias(threads)) + s % 2 * bias_floats;
   }
@@ -47,78 +51,47 @@ struct Kernel {
 
   // Starts copying stage s of the run.
   __device__ __forceinline__ void start(int s) {
-    const KvLayout& layout = args.kv.layout;
-    const unsigned char* tile = run.data[s / kStagesPerTile];
-    const int half = s % kStagesPerTile, thread = static_cast<int>(threadIdx.x);
-    constexpr int kElement = C::kQuantised ? 1 : 2;
-    constexpr int kPanelBytes = kPanelKeys * kElement, kPanels = kStageKeys / kPanelKeys;
-    constexpr int kChunks = kPanels * kPanelBytes / 16;  // of one dim's row of K
-    const unsigned char* keys = tile + layout.k_offset + half * kPanels * layout.head_dim * kPanelBytes;
-    for (int i = thread; i < layout.head_dim * kChunks; i += threads) {
-      const int d = i / kChunks, c = i % kChunks;
-      const int panel = c * 16 / kPanelBytes, inside = c * 16 % kPanelBytes;
-      unsigned char* to = C::kQuantised ? raw(s) + d * kStageKeys + 16 * c : stage(s) + d * kKeyRowBytes + 16 * c;
-      cp_async<16>(to, keys + (panel * layout.head_dim + d) * kPanelBytes + inside);
-    }
-    const int row_bytes = layout.padded_dim * kElement, chunks = row_bytes / 16;
-    const unsigned char* values = tile + layout.v_offset + half * kStageKeys * row_bytes;
-    for (int i = thread; i < kStageKeys * chunks; i += threads) {
-      const int key = i / chunks, c = i % chunks;
-      unsigned char* to = C::kQuantised ? raw(s) + C::kDims * 16 * kStageKeys + key * C::kDims * 16 + 16 * c
-                                        : stage(s) + C::kKeyBytes + key * C::kValueRowBytes + 16 * c;
-      cp_async<16>(to, values + key * row_bytes + 16 * c);
-    }
-    start_bias(s);
+    mover.copy(run.data[s / kStagesPerTile], s % kStagesPerTile, s);
+    if (bias_table != nullptr) start_bias(s);
     cp_async_commit();
   }
 
-  // bias[h][j] = B(first distance + j), zeros where no key will be seen.
-  __device__ __forceinline__ void start_bias(int s) {
+  // Where this thread's part of a stage's bias comes from. bias[h][j] = B(first distance + j).
+  __device__ __forceinline__ void prepare_bias() {
     if (args.heads[block.first_head].bias == nullptr) return;
+    const int i = static_cast<int>(threadIdx.x), head = i / bias_stride;
+    const HeadParams& params = args.heads[block.first_head + (head < block.num_heads ? head : 0)];
+    bias_table = params.bias;
+    bias_size = params.bias_size;
+    bias_distance = block.position - (kStageKeys - 1) + i % bias_stride;
+    bias_entries = block.num_heads * bias_stride;
+  }
+
+  // Zeros where no key will be seen.
+  __device__ __forceinline__ void start_bias(int s) {
     const int key = run.tile[s / kStagesPerTile] * kTileKeys + s % kStagesPerTile * kStageKeys;
-    const int nearest = block.position - key - (kStageKeys - 1);
-    for (int i = static_cast<int>(threadIdx.x); i < block.num_heads * bias_stride; i += threads) {
+    if (static_cast<int>(threadIdx.x) < bias_entries) {
+      copy_bias(bias_of(s) + threadIdx.x, bias_table, bias_size, bias_distance - key);
+    }
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x) + threads; i < bias_entries; i += threads) {
       const HeadParams& head = args.heads[block.first_head + i / bias_stride];
-      const int distance = nearest + i % bias_stride;
-      const bool inside = distance >= 0 && distance < head.bias_size;
-      cp_async<4>(bias_of(s) + i, head.bias + (inside ? distance : 0), inside ? 4 : 0);
+      copy_bias(bias_of(s) + i, head.bias, head.bias_size, block.position - key - (kStageKeys - 1) + i % bias_stride);
     }
   }
-
-  // Two neighbouring codes as numbers; every one of them is exact in T.
-  __device__ __forceinline__ static float2 decode2(const unsigned char* codes) {
-    if constexpr (C::kCodes == Codes::kFp8) {
-      return fp8x2_to_float2(*reinterpret_cast<const uint16_t*>(codes));
-    } else {
-      const auto* integers = reinterpret_cast<const int8_t*>(codes);
-      return {static_cast<float>(integers[0]), static_cast<float>(integers[1])};
-    }
-  }
-
-  // Codes: the raw stage becomes 16-bit numbers; values get their scale here, keys later.
-  __device__ __forceinline__ void widen(int s) {
-    const KvLayout& layout = args.kv.layout;
-    const auto* scales = reinterpret_cast<const uint16_t*>(run.data[s / kStagesPerTile] + layout.v_scale_offset) +
-                         s % kStagesPerTile * kStageKeys;
-#pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < layout.head_dim * (kStageKeys / 2); i += threads) {
-      const int d = i / (kStageKeys / 2), pair = i % (kStageKeys / 2);
-      const float2 key = decode2(raw(s) + d * kStageKeys + 2 * pair);
-      reinterpret_cast<uint32_t*>(stage(s) + d * kKeyRowBytes)[pair] = pack2<T>(key.x, key.y);
-    }
-    const int pairs = layout.padded_dim / 2;
-#pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < kStageKeys * pairs; i += threads) {
-      const int key = i / pairs, pair = i % pairs;
-      const float scale = half_bits_to_float(scales[key]);
-      const float2 value = decode2(raw(s) + C::kDims * 16 * (kStageKeys + key) + 2 * pair);
-      reinterpret_cast<uint32_t*>(stage(s) + C::kKeyBytes + key * C::kValueRowBytes)[pair] =
-          pack2<T>(scale * value.x, scale * value.y);
-    }
+  __device__ __forceinline__ static void copy_bias(float* to, const float* table, int size, int distance) {
+    const bool inside = static_cast<unsigned>(distance) < static_cast<unsigned>(size);
+    cp_async<4>(to, table + (inside ? distance : 0), inside ? 4 : 0);
   }
 
   __device__ __forceinline__ void load_queries(Fragment<C>& f) {
-    if (lane < 16 && warp * 16 + lane < rows) first_key = row_info(args, block, warp * 16 + lane).first_key;
+    const int own = warp * 16 + lane;  // of the first 16 lanes
+    const RowInfo own_info = row_info(args, block, lane < 16 && own < rows ? own : 0);
+    if (lane < 16 && own < rows) first_key = own_info.first_key;
+    const bool alive = lane < 16 && own < rows;
+    unused_rows = ~__ballot_sync(kAllLanes, alive) & 0xffffu;
+    first_position = __reduce_min_sync(kAllLanes, alive ? own_info.position : 0x7fffffff);
+    last_first_key = __reduce_max_sync(kAllLanes, alive ? own_info.first_key : 0);
     long long at[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -127,8 +100,8 @@ struct Kernel {
       const RowInfo info = row_info(args, block, used ? row : 0);
       f.position[r] = info.position;
       f.first_key[r] = info.first_key;
-      f.content[r] = info.content_scale;
-      f.bias[r] = info.bias_scale;
+      f.content[r] = info.content_scale * kLog2E;
+      f.bias[r] = info.bias_scale * kLog2E;
       f.bias_row[r] = (info.head - block.first_head) * bias_stride + info.position - block.position + kStageKeys - 1;
       at[r] = used ? query_offset(args, block, row) : -1;
     }
@@ -172,11 +145,6 @@ struct Kernel {
   // scores [16 rows][32 keys] = q K
   __device__ __forceinline__ void score(const Fragment<C>& f, const unsigned char* keys, float (&s)[4][4]) const {
     const SharedAddress base = matrix_row(keys, kKeyRowBytes);
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s[n][i] = 0;
-    }
     const int matrix = fragments::ldmatrix_matrix(lane);
     const SharedAddress queries = shared_address(
         query_tile() + (fragments::a_matrix_row(matrix) + fragments::ldmatrix_row(lane)) * C::kValueRowBytes +
@@ -195,62 +163,92 @@ struct Kernel {
         uint32_t b[4];
         ldmatrix_x4_trans(b, base + (16 * k * kKeyRowBytes + 16 * n));
         const uint32_t first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
-        mma_m16n8k16<MmaOf<T>::kType>(s[n], q, first);
-        mma_m16n8k16<MmaOf<T>::kType>(s[n + 1], q, second);
+        if (k == 0) {
+          mma_m16n8k16_zero<MmaOf<T>::kType>(s[n], q, first);
+          mma_m16n8k16_zero<MmaOf<T>::kType>(s[n + 1], q, second);
+        } else {
+          mma_m16n8k16<MmaOf<T>::kType>(s[n], q, first);
+          mma_m16n8k16<MmaOf<T>::kType>(s[n + 1], q, second);
+        }
       }
     }
   }
 
-  // Scores become logits; minus infinity where a row may not or need not look.
+  // Scores become logits.
   __device__ __forceinline__ void add_prior(const Fragment<C>& f, int s, float (&x)[4][4]) const {
-    const KvLayout& layout = args.kv.layout;
-    const int key0 = run.tile[s / kStagesPerTile] * kTileKeys + s % kStagesPerTile * kStageKeys;
-    const unsigned long long mask = run.mask[s / kStagesPerTile] >> (warp * 16);
-    const bool has_bias = args.heads[block.first_head].bias != nullptr;
-    const float* bias = bias_of(s);
-    const auto* scales = reinterpret_cast<const uint16_t*>(run.data[s / kStagesPerTile] + layout.k_scale_offset) +
-                         s % kStagesPerTile * kStageKeys;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[n][i] = x[n][i] * f.content[i / 2];
+    }
+    if constexpr (C::kQuantised) {
+      const uint16_t* scales = mover.scales(s) + fragments::c_col(lane, 0);
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const float2 scale = __half22float2(halves_of(*reinterpret_cast<const uint32_t*>(scales + 8 * n)));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[n][i] = x[n][i] * (i % 2 == 0 ? scale.x : scale.y);
+      }
+    }
+    if (bias_table == nullptr) return;
+    const float* bias = bias_of(s) - fragments::c_col(lane, 0);
+    const float *first = bias + f.bias_row[0], *second = bias + f.bias_row[1];
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int r = i / 2, column = 8 * n + fragments::c_col(lane, i), key = key0 + column;
-        float logit = x[n][i] * f.content[r];
-        if constexpr (C::kQuantised) logit = logit * half_bits_to_float(scales[column]);
-        if (has_bias) logit = fmaf(f.bias[r], bias[f.bias_row[r] - column], logit);
-        const bool seen = key <= f.position[r] && key >= f.first_key[r] && (mask >> fragments::c_row(lane, i) & 1) != 0;
-        x[n][i] = seen ? logit : minus_infinity();
+        x[n][i] = fmaf(f.bias[i / 2], (i < 2 ? first : second)[-(8 * n + i % 2)], x[n][i]);
+      }
+    }
+  }
+
+  // Minus infinity where a row may not or need not look.
+  __device__ __forceinline__ void hide_unseen(const Fragment<C>& f, int s, float (&x)[4][4]) const {
+    const int key0 = run.tile[s / kStagesPerTile] * kTileKeys + s % kStagesPerTile * kStageKeys;
+    const auto mask = static_cast<unsigned>(run.mask[s / kStagesPerTile] >> (warp * 16));
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const bool wanted = (mask >> fragments::c_row(lane, 2 * r) & 1) != 0;
+      const int first = f.first_key[r] - key0, last = wanted ? f.position[r] - key0 : -1;
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int column = 8 * n + fragments::c_col(lane, e);
+          if (column < first || column > last) x[n][2 * r + e] = minus_infinity();
+        }
       }
     }
   }
 
   // Online softmax: x becomes weights relative to the new maximum.
   __device__ __forceinline__ void soften(Fragment<C>& f, float (&x)[4][4]) const {
+    float scale[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float largest = minus_infinity();
+      float largest = fmaxf(x[0][2 * r], x[0][2 * r + 1]);
 #pragma unroll
-      for (int n = 0; n < 4; ++n) largest = fmaxf(largest, fmaxf(x[n][2 * r], x[n][2 * r + 1]));
+      for (int n = 1; n < 4; ++n) largest = fmaxf(largest, fmaxf(x[n][2 * r], x[n][2 * r + 1]));
       largest = fmaxf(f.max[r], quad_max(largest));
-      const float base = largest == minus_infinity() ? 0.0f : largest;
-      const float scale = exp_negative(f.max[r] - base);
+      scale[r] = exp2_approx(f.max[r] - largest);
       f.max[r] = largest;
-      float sum = f.sum[r] * scale;
+      float sum = f.sum[r] * scale[r];
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          x[n][2 * r + e] = exp_negative(x[n][2 * r + e] - base);
+          x[n][2 * r + e] = exp2_approx(x[n][2 * r + e] - largest);
           sum += x[n][2 * r + e];
         }
       }
       f.sum[r] = sum;
-      if (scale != 1.0f) {
+    }
+    // Maxima settle after a few tiles: then no row of the warp has anything to rescale.
+    if (__any_sync(kAllLanes, scale[0] != 1.0f || scale[1] != 1.0f)) {
 #pragma unroll
-        for (int n = 0; n < 2 * C::kDims; ++n) {
-          f.out[n][2 * r] *= scale;
-          f.out[n][2 * r + 1] *= scale;
-        }
+      for (int n = 0; n < 2 * C::kDims; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) f.out[n][i] *= scale[i / 2];
       }
     }
   }
@@ -275,24 +273,38 @@ struct Kernel {
     }
   }
 
+  // Which tiles of the run (bits) this warp visits, and which of them every row sees whole.
+  struct Wanted {
+    unsigned any, whole;
+  };
+  __device__ __forceinline__ Wanted wanted_tiles() const {
+    const bool there = lane < run.count;
+    const unsigned mask = there ? static_cast<unsigned>(run.mask[lane] >> (warp * 16)) & 0xffffu : 0;
+    const int first = there ? run.tile[lane] * kTileKeys : 0;
+    const bool inside = first + kTileKeys - 1 <= first_position && first >= last_first_key;
+    return {__ballot_sync(kAllLanes, mask != 0), __ballot_sync(kAllLanes, inside && (mask | unused_rows) == 0xffffu)};
+  }
+
   // All tiles of the run, for the rows that want them.
   __device__ __forceinline__ void visit_run(Fragment<C>& f) {
     const int stages = run.count * kStagesPerTile;
     if (stages == 0) return;
     count_visits();
+    const Wanted wanted = wanted_tiles();
     start(0);
     for (int s = 0; s < stages; ++s) {
       cp_async_wait<0>();
       __syncthreads();  // the stage is here for everybody, the other buffer is read by nobody
       if (s + 1 < stages) start(s + 1);
       if constexpr (C::kQuantised) {
-        widen(s);
+        mover.widen(s, stage(s));
         __syncthreads();
       }
-      if ((run.mask[s / kStagesPerTile] >> (warp * 16) & 0xffff) == 0) continue;
+      if ((wanted.any >> (s / kStagesPerTile) & 1) == 0) continue;
       float x[4][4];
       score(f, stage(s), x);
       add_prior(f, s, x);
+      if ((wanted.whole >> (s / kStagesPerTile) & 1) == 0) hide_unseen(f, s, x);
       soften(f, x);
       add_values(f, stage(s) + C::kKeyBytes, x);
     }

@@ -37,12 +37,14 @@ struct Config {
   static constexpr int kValueRowBytes = kDims * 32 + 16;
   static constexpr int kValueBytes = kStageKeys * kValueRowBytes;
   static constexpr int kStageBytes = kKeyBytes + kValueBytes;
-  // Codes arrive as they are and are widened into one stage.
-  static constexpr int kRawBytes = kQuantised ? kDims * 16 * kStageKeys * 2 : 0;
+  // Codes arrive as they are and are widened into one stage: keys [dims][32], values [32][dims], scales of both.
+  static constexpr int kRawValues = kDims * 16 * kStageKeys;
+  static constexpr int kRawScales = 2 * kRawValues;
+  static constexpr int kRawBytes = kQuantised ? kRawScales + 2 * kStageKeys * 2 : 0;
   static constexpr int kStages = kQuantised ? 1 : 2;
   // Blocks of four warps on one multiprocessor: what the compiler may spend on registers (65536 / 128 / blocks) without
   // spilling, and not more than shared memory allows.
-  static constexpr int kMinBlocks = kDims + kQuantised <= 2 ? 4 : kDims + kQuantised == 3 ? 3 : 2;
+  static constexpr int kMinBlocks = kDims + kQuantised <= 2 ? 4 : kDims <= 4 ? 3 : 2;
   static constexpr int kThreadTotals = kDims * 8 + 4;  // floats: output, max and sum of two rows
 };
 
@@ -51,6 +53,7 @@ template <typename C>
 struct SharedLayout {
   static constexpr int kStage = 0;
   static constexpr int kRaw = kStage + C::kStages * C::kStageBytes;
+  static constexpr int kCopies = C::kQuantised ? kRaw : kStage;  // where cp.async writes to
   static constexpr int kQueries = kRaw + 2 * C::kRawBytes;
   static constexpr int kQueryBytes = C::kSharedQueries ? 16 * C::kValueRowBytes : 0;  // of one warp
   __host__ __device__ static constexpr int totals(int threads) { return kQueries + threads / 32 * kQueryBytes; }
@@ -75,8 +78,8 @@ template <typename C>
 struct Fragment {
   uint32_t q[C::kSharedQueries ? 1 : C::kDims][4];
   float out[2 * C::kDims][4];
-  float max[2], sum[2];  // sum: this thread's columns only
-  float content[2], bias[2];
+  float max[2], sum[2];       // logits are in units of log 2; sum: this thread's columns only
+  float content[2], bias[2];  // factors of q.k and of B
   int position[2], first_key[2], bias_row[2];
 };
 
@@ -84,7 +87,7 @@ template <typename C>
 __device__ __forceinline__ void clear(Fragment<C>& f) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    f.max[r] = minus_infinity();
+    f.max[r] = kNothingSeen;
     f.sum[r] = 0;
   }
 #pragma unroll

@@ -19,7 +19,7 @@ struct State {
 };
 
 __device__ __forceinline__ void clear(State& state) {
-  state.max = minus_infinity();
+  state.max = kNothingSeen;
   state.sum = 0;
 #pragma unroll
   for (int i = 0; i < kDimsPerLane; ++i) state.out[i] = 0;
@@ -72,12 +72,12 @@ struct RowWork {
   const QueryBlock& block;
   const HeadParams& head;
   RowInfo row;
-  const float* q;  // shared, [head_dim], scaled
+  const float* q;  // shared, [head_dim], scaled, in units of log 2
   float* weights;  // shared, [kTileKeys]
   int lane;
   unsigned long long visited = 0;
 
-  // The logit of the key at `slot`, or minus infinity where this row may not look.
+  // The logit of the key at `slot` in units of log 2, or minus infinity where this row may not look.
   __device__ __forceinline__ float logit(const unsigned char* tile, int tile_index, int slot) const {
     const KvLayout& layout = args.kv.layout;
     const int key = tile_index * kTileKeys + slot;
@@ -88,7 +88,7 @@ struct RowWork {
     for (int d = 0; d < layout.head_dim; ++d) {
       dot = fmaf(q[d], load_stored(kStored, keys, scales, slot, key_index(layout.head_dim, slot, d)), dot);
     }
-    return head.bias == nullptr ? dot : fmaf(row.bias_scale, head.bias[row.position - key], dot);
+    return head.bias == nullptr ? dot : fmaf(row.bias_scale * kLog2E, head.bias[row.position - key], dot);
   }
 
   __device__ __forceinline__ void visit(int tile_index, State& state) {
@@ -98,10 +98,10 @@ struct RowWork {
     const KvLayout& layout = args.kv.layout;
     const float first = logit(tile, tile_index, lane), second = logit(tile, tile_index, lane + 32);
     const float largest = fmaxf(state.max, warp_max(fmaxf(first, second)));
-    const float scale = exp_negative(state.max - largest);
+    const float scale = exp2_approx(state.max - largest);
     state.max = largest;
-    weights[lane] = exp_negative(first - largest);
-    weights[lane + 32] = exp_negative(second - largest);
+    weights[lane] = exp2_approx(first - largest);
+    weights[lane + 32] = exp2_approx(second - largest);
     state.sum = fmaf(state.sum, scale, warp_sum(weights[lane] + weights[lane + 32]));
     __syncwarp();
     const unsigned char* values = tile + layout.v_offset;
@@ -145,6 +145,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4) attention_plain_kernel(Attenti
   BAM_SHARED(float, queries, [kWarps][kMaxDim]);
   BAM_SHARED(float, weights, [kWarps][kTileKeys]);
   const WorkItem item = args.items[blockIdx.x];
+  if (item.kind == WorkKind::kNone) return;
   const QueryBlock block = args.blocks[item.block];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int row = static_cast<int>(blockIdx.y) * kWarps + warp;
@@ -152,7 +153,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4) attention_plain_kernel(Attenti
   const RowInfo info = row_info(args, block, row);
   const long long at = query_offset(args, block, row);
   for (int d = lane; d < args.kv.layout.head_dim; d += 32) {
-    queries[warp][d] = load_operand(args.operand, args.qkv, at + d) * info.content_scale;
+    queries[warp][d] = load_operand(args.operand, args.qkv, at + d) * (info.content_scale * kLog2E);
   }
   __syncwarp();
   RowWork<kStored> work{args, block, args.heads[info.head], info, queries[warp], weights[warp], lane};
@@ -185,6 +186,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4) attention_plain_kernel(Attenti
 // grid: (items, rows / kWarps)
 __global__ void __launch_bounds__(kWarps * 32) attention_merge_kernel(AttentionArgs args) {
   const WorkItem item = args.items[blockIdx.x];
+  if (item.kind == WorkKind::kNone) return;
   const QueryBlock block = args.blocks[item.block];
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int row = static_cast<int>(blockIdx.y) * kWarps + static_cast<int>(threadIdx.x) / 32;
@@ -201,11 +203,11 @@ __global__ void __launch_bounds__(kWarps * 32) attention_merge_kernel(AttentionA
 
 }  // namespace
 
-void attention_plain(const AttentionArgs& args, int num_items, cudaStream_t stream) {
+void attention_plain(const AttentionArgs& args, int num_items, const Queue& queue) {
   BAM_CHECK(args.kv.layout.padded_dim <= kMaxDim);
   const dim3 grid(static_cast<unsigned>(num_items), kMaxBlockRows / kWarps);
   const auto run = [&]<DType kStored>() {
-    check(launch(attention_plain_kernel<kStored>, grid, dim3(kWarps * 32), 0, stream, args), "attention_plain_kernel");
+    check(launch(attention_plain_kernel<kStored>, grid, dim3(kWarps * 32), 0, queue, args), "attention_plain_kernel");
   };
   switch (args.kv.layout.dtype) {
     case DType::kF32: return run.template operator()<DType::kF32>();
@@ -217,9 +219,9 @@ void attention_plain(const AttentionArgs& args, int num_items, cudaStream_t stre
   }
 }
 
-void attention_merge(const AttentionArgs& args, int num_items, cudaStream_t stream) {
+void attention_merge(const AttentionArgs& args, int num_items, const Queue& queue) {
   const dim3 grid(static_cast<unsigned>(num_items), static_cast<unsigned>(ceil_div(args.slot_rows, kWarps)));
-  check(launch(attention_merge_kernel, grid, dim3(kWarps * 32), 0, stream, args), "attention_merge_kernel");
+  check(launch(attention_merge_kernel, grid, dim3(kWarps * 32), 0, queue, args), "attention_merge_kernel");
 }
 
 }  // namespace bam::cuda

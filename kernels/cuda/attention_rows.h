@@ -26,10 +26,13 @@ __device__ __forceinline__ RowInfo row_info(const AttentionArgs& args, const Que
   info.position = block.position + row % block.num_positions;
   const HeadParams& head = args.heads[info.head];
   const long long visible = visible_keys(info.position, args.window);
-  const RowScales scales = row_scales(head.ssmax, head.scaled_bias, head.seq_scale, visible, args.kv.layout.head_dim);
-  info.content_scale = scales.content;
-  info.bias_scale = scales.bias;
-  info.skip_margin = args.log_epsilon - static_cast<float>(log(static_cast<double>(visible)));
+  // float32: double precision would take longer than everything else that a row begins with.
+  const float log_visible = logf(static_cast<float>(visible));
+  const float inverse_root = 1.0f / sqrtf(static_cast<float>(args.kv.layout.head_dim));
+  const float c = head.ssmax ? head.seq_scale * log_visible : 1.0f;
+  info.content_scale = c * inverse_root;
+  info.bias_scale = head.ssmax && head.scaled_bias ? c : 1.0f;
+  info.skip_margin = args.log_epsilon - log_visible;
   const int reach = args.window >= 0 ? args.window : (args.certified ? head.reach : -1);
   info.first_key = reach < 0 || info.position < reach ? 0 : info.position - reach;
   return info;
@@ -64,9 +67,6 @@ __device__ __forceinline__ void store_result(const AttentionArgs& args, const Qu
   }
 }
 
-// exp(x) for x <= 0 as every path computes it.
-__device__ __forceinline__ float exp_negative(float x) { return exp2_approx(x * kLog2E); }
-
 // Segments of a block's list, without masks: all from the newest on.
 __device__ __forceinline__ int num_segments(const AttentionArgs& args, const QueryBlock& block, int block_index) {
   if (block.mask_offset >= 0) return args.list_size[block_index];
@@ -81,20 +81,19 @@ __device__ __forceinline__ unsigned long long tile_mask(const AttentionArgs& arg
   return block.mask_offset >= 0 ? args.masks[block.mask_offset + tile - block.first_tile] : ~0ull;
 }
 
-// Slot layout: max [slot_rows], sum [slot_rows], values [slot_rows][padded_dim].
+// Slot layout: max [slot_rows] (of logits in units of log 2), sum [slot_rows], values [slot_rows][padded_dim].
 __device__ __forceinline__ float* slot_at(const AttentionArgs& args, const QueryBlock& block, int slot) {
   return args.slots +
          static_cast<long long>(block.first_slot + slot) * args.slot_rows * (2 + args.kv.layout.padded_dim);
 }
 
-// The factors with which two softmax states are joined; `max` becomes the joint maximum.
+// The factors with which two softmax states are joined; `max` (of logits in units of log 2) becomes the joint maximum.
 struct MergeFactors {
   float keep, add;
 };
 __device__ __forceinline__ MergeFactors merge_factors(float& max, float other_max) {
   const float joint = fmaxf(max, other_max);
-  const float base = joint == minus_infinity() ? 0.0f : joint;
-  const MergeFactors factors{exp_negative(max - base), exp_negative(other_max - base)};
+  const MergeFactors factors{exp2_approx(max - joint), exp2_approx(other_max - joint)};
   max = joint;
   return factors;
 }

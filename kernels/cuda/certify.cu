@@ -7,6 +7,7 @@
 // Threads of a block are (query row, super-tile): a super-tile of 16 tiles is tested first, its tiles only where the
 // super-tile's centre says that there may be something to leave out. Every decision is a function of one row.
 #include <algorithm>
+#include <bit>
 
 #include "kernels/cuda/attention_rows.h"
 #include "kernels/cuda/dispatch.h"
@@ -140,7 +141,8 @@ __global__ void __launch_bounds__(kThreads) find_seeds_kernel(AttentionArgs args
   const Dealing mine = deal(num_rows(block));
   const bool used = mine.row < num_rows(block);
   const BoundRow row = bound_row(args, block, queries, used ? mine.row : 0);
-  const bool wanted = used && !row.head->decays && args.super_heads[block.kv_head] != 0 && block.first_tile == 0;
+  const bool wanted = used && block.mask_offset >= 0 && !row.head->decays && args.super_heads[block.kv_head] != 0 &&
+                      block.first_tile == 0;
   const int supers = wanted ? (block.diagonal_tile - 1) / kSuperTiles : 0;  // whole groups among tiles 0 ... D - 2
   const KvLayout& layout = args.kv.layout;
   unsigned long long tests = 0;
@@ -275,12 +277,13 @@ __global__ void __launch_bounds__(kThreads) mark_tiles_kernel(AttentionArgs args
   BAM_SHARED(unsigned, masks, [kThreads][kSuperTiles][2]);
   const int block_index = args.items[blockIdx.x].block;
   const QueryBlock block = args.blocks[block_index];
+  if (block.mask_offset < 0) return;
   load_queries(args, block, queries);
   const Dealing mine = deal(num_rows(block));
   const bool used = mine.row < num_rows(block);
   const BoundRow row = bound_row(args, block, queries, used ? mine.row : 0);
   const float* anchor = slot_at(args, block, 0);
-  const float lse = used ? anchor[mine.row] + logf(anchor[args.slot_rows + mine.row]) : 0.0f;
+  const float lse = used ? anchor[mine.row] * kLn2 + logf(anchor[args.slot_rows + mine.row]) : 0.0f;
   const float threshold = lse + row.info.skip_margin;
   const int seed = used ? args.seeds[block_index * kMaxBlockRows + mine.row] : -1;
   const int newest = block.diagonal_tile - 2, last_group = newest / kSuperTiles,
@@ -322,6 +325,7 @@ __global__ void __launch_bounds__(kThreads) mark_tiles_kernel(AttentionArgs args
 __global__ void __launch_bounds__(32) list_segments_kernel(AttentionArgs args) {
   const int block_index = args.items[blockIdx.x].block;
   const QueryBlock block = args.blocks[block_index];
+  if (block.mask_offset < 0) return;
   const int lane = static_cast<int>(threadIdx.x);
   const int newest = (block.diagonal_tile - 2) / kSegmentTiles, oldest = block.first_tile / kSegmentTiles;
   int count = 0;
@@ -350,20 +354,22 @@ size_t query_bytes(const AttentionArgs& args) {
 
 }  // namespace
 
-void find_seeds(const AttentionArgs& args, int num_items, cudaStream_t stream) {
-  check(launch(find_seeds_kernel, dim3(static_cast<unsigned>(num_items)), dim3(kThreads), query_bytes(args), stream,
-               args),
-        "find_seeds_kernel");
+void find_seeds(const AttentionArgs& args, int num_items, const Queue& queue) {
+  check(
+      launch(find_seeds_kernel, dim3(static_cast<unsigned>(num_items)), dim3(kThreads), query_bytes(args), queue, args),
+      "find_seeds_kernel");
 }
 
-void mark_tiles(const AttentionArgs& args, int num_items, int max_supers, cudaStream_t stream) {
+void mark_tiles(const AttentionArgs& args, int num_items, int max_supers, const Queue& queue) {
   constexpr int kMostGroups = 64;
-  const dim3 grid(static_cast<unsigned>(num_items), static_cast<unsigned>(std::clamp(max_supers / 2, 1, kMostGroups)));
-  check(launch(mark_tiles_kernel, grid, dim3(kThreads), query_bytes(args), stream, args), "mark_tiles_kernel");
+  // A power of two: contexts that grow do not change the launch at every step.
+  const dim3 grid(static_cast<unsigned>(num_items),
+                  std::bit_ceil(static_cast<unsigned>(std::clamp(max_supers / 2, 1, kMostGroups))));
+  check(launch(mark_tiles_kernel, grid, dim3(kThreads), query_bytes(args), queue, args), "mark_tiles_kernel");
 }
 
-void list_segments(const AttentionArgs& args, int num_items, cudaStream_t stream) {
-  check(launch(list_segments_kernel, dim3(static_cast<unsigned>(num_items)), dim3(32), 0, stream, args),
+void list_segments(const AttentionArgs& args, int num_items, const Queue& queue) {
+  check(launch(list_segments_kernel, dim3(static_cast<unsigned>(num_items)), dim3(32), 0, queue, args),
         "list_segments_kernel");
 }
 

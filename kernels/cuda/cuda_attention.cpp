@@ -24,7 +24,7 @@ HeadParams head_params(const AttentionSpec& spec, int head) {
   const HeadBias& bias = spec.bias_of(head);
   HeadParams params;
   params.ssmax = spec.ssmax;
-  params.seq_scale = spec.seq_scale_of(head);
+  params.seq_scale = static_cast<float>(spec.seq_scale_of(head));
   params.scaled_bias = bias.scaled;
   params.never_grows = bias.never_grows;
   params.decays = bias.decays;
@@ -131,6 +131,7 @@ void CudaBackend::reserve_positions(std::span<AttentionLayer* const> layers, int
       BiasTable* table = layer.tables[h].get();
       if (table == nullptr) continue;
       const int64_t wanted = std::min(target, table->limit);
+      if (table->size < wanted) flush();  // a recorded step reads the table as it was
       if (static_cast<int64_t>(table->memory.size() / sizeof(float)) < wanted) {
         retired_.push_back(std::move(table->memory));
         const int64_t room = std::min(table->limit, std::max(wanted, table->size * 3 / 2));
@@ -145,10 +146,7 @@ void CudaBackend::reserve_positions(std::span<AttentionLayer* const> layers, int
       params.bias_size = static_cast<int>(table->size);
     }
     if (!changed) continue;
-    const Staging::Slice slice = staging_.take(layer.head_params.size());
-    std::memcpy(slice.host, layer.heads.data(), layer.head_params.size());
-    BAM_CUDA(cudaMemcpyAsync(layer.head_params.data(), slice.host, layer.head_params.size(), cudaMemcpyHostToDevice,
-                             stream_.get()));
+    copy_in(layer.head_params, layer.heads.data());
   }
 }
 
@@ -210,8 +208,7 @@ CudaBackend::Table CudaBackend::upload_table(const AttentionSpec& spec, const Se
     std::memcpy(static_cast<int32_t*>(slice.host) + head * table.num_pages, table.source + head * table.source_stride,
                 bytes);
   }
-  BAM_CUDA(cudaMemcpyAsync(slice.device, slice.host, bytes * static_cast<size_t>(spec.num_kv_heads),
-                           cudaMemcpyHostToDevice, stream_.get()));
+  send(slice, bytes * static_cast<size_t>(spec.num_kv_heads));
   table.host = static_cast<const int32_t*>(slice.host);
   table.device = static_cast<const int32_t*>(slice.device);
   tables_.emplace(table.source, table);
@@ -237,10 +234,9 @@ void CudaBackend::do_write_kv(const AttentionLayer& attention_layer, const KvCac
                        static_cast<int>(begin), static_cast<int>(next - begin)});
       begin = next;
     }
-    const int64_t first_tile = seq.start_pos / kTileKeys, full_end = end / kTileKeys;
-    if (full_end > first_tile) {
-      chains.push_back({table.device, stride, static_cast<int>(first_tile), static_cast<int>(full_end)});
-    }
+    // Also if no tile filled up: the launches of a step are always the same.
+    const int64_t first_tile = seq.start_pos / kTileKeys, full_end = std::max(end / kTileKeys, first_tile);
+    chains.push_back({table.device, stride, static_cast<int>(first_tile), static_cast<int>(full_end)});
   }
   const KvWriteArgs args{kv_pages(kv),
                          layer.rope,
@@ -251,7 +247,7 @@ void CudaBackend::do_write_kv(const AttentionLayer& attention_layer, const KvCac
   const KvWriteItem* device_items = upload(std::span<const KvWriteItem>(items));
   const KvChainItem* device_chains = upload(std::span<const KvChainItem>(chains));
   write_kv_rows(args, operand_, device_items, static_cast<int>(items.size()), device_chains,
-                static_cast<int>(chains.size()), stream_.get());
+                static_cast<int>(chains.size()), queue());
 }
 
 void CudaBackend::plan_blocks(const CudaAttention& layer, const KvLayout& layout, std::span<const SequenceRows> queries,
@@ -260,9 +256,7 @@ void CudaBackend::plan_blocks(const CudaAttention& layer, const KvLayout& layout
   const int group = spec.num_heads / spec.num_kv_heads;
   const int most_heads = heads_at_once(group, layout);
   const int64_t positions_at_once = kMaxBlockRows / most_heads;
-  for (auto& by_size : classes_) {
-    for (BlockClass& one : by_size) one = {std::move(one.blocks), 0, 0}, one.blocks.clear();
-  }
+  for (BlockClass& one : classes_) one = {std::move(one.blocks), 0, 0}, one.blocks.clear();
   for (const SequenceRows& seq : queries) {
     const Table table = upload_table(spec, seq, (seq.start_pos + seq.num_rows + kTileKeys - 1) / kTileKeys, layout);
     for (int64_t r = 0; r < seq.num_rows;) {
@@ -287,10 +281,11 @@ void CudaBackend::plan_blocks(const CudaAttention& layer, const KvLayout& layout
         block.kv_head = h / group;
         block.diagonal_tile = static_cast<int>(tile);
         block.first_tile = bounded ? static_cast<int>(std::max<int64_t>(position - reach, 0) / kTileKeys) : 0;
-        block.first_slot = block.mask_offset = block.list_offset = -1;
-        const int rows = heads * block.num_positions;
         const bool certify = options.certified && tile >= kFirstBoundedTile && num_segments(block) > 0;
-        BlockClass& of = classes_[certify][rows > kSmallRows];
+        block.first_slot = block.list_offset = -1;
+        block.mask_offset = certify ? 0 : -1;  // where it lies is known later
+        const int rows = heads * block.num_positions;
+        BlockClass& of = classes_[rows > kSmallRows];
         of.blocks.push_back(block);
         of.max_rows = std::max(of.max_rows, rows);
         of.bias_floats = std::max(of.bias_floats, bias_stage_floats(heads, block.num_positions));
@@ -318,30 +313,36 @@ void CudaBackend::launch_attention(AttentionArgs args, std::span<const WorkItem>
   args.items = upload(items);
   const auto count = static_cast<int>(items.size());
   if (on_tensor_cores(args.kv.layout)) {
-    attention_mma(args, count, of.max_rows, of.bias_floats, stream_.get());
+    attention_mma(args, count, of.max_rows, of.bias_floats, queue());
   } else {
-    attention_plain(args, count, stream_.get());
+    attention_plain(args, count, queue());
   }
 }
 
-void CudaBackend::run_blocks(std::span<QueryBlock> blocks, const BlockClass& of, bool bounded, AttentionArgs args) {
+void CudaBackend::run_blocks(std::span<QueryBlock> blocks, const BlockClass& of, AttentionArgs args) {
+  // A recorded step has the same launches whatever its sequences have grown to: items that are not needed do nothing.
+  const bool fixed = graph_.recording();
   // Few blocks are split over the device; how far changes nothing in the result.
   const auto count = static_cast<int>(blocks.size());
   const int workers = context_.multiprocessors() * (of.max_rows <= kSmallRows ? 16 : 4);
   const int most_parts = std::max(1, workers / count);
+  const bool bounded =
+      std::any_of(blocks.begin(), blocks.end(), [](const QueryBlock& b) { return b.mask_offset >= 0; }) ||
+      (fixed && args.certified);
+  const WorkItem nothing{0, WorkKind::kNone, 0, 1};
   std::vector<WorkItem> anchors, items, merges, every;
   int slots = 0, masks = 0, lists = 0, supers = 0;
   for (int b = 0; b < count; ++b) {
     QueryBlock& block = blocks[static_cast<size_t>(b)];
     const int segments = num_segments(block), parts = std::clamp(segments, 1, most_parts);
-    const bool split = parts > 1;
+    const bool split = parts > 1, bounds = block.mask_offset >= 0;
     every.push_back({b, WorkKind::kAnchor, 0, 1});
-    if (bounded || split) {
+    if (bounds || split) {
       anchors.push_back(every.back());
       block.first_slot = slots;
       slots += split ? 1 + segments : 1;
     }
-    if (bounded) {
+    if (bounds) {
       block.mask_offset = masks;
       block.list_offset = lists;
       masks += block.diagonal_tile - 1 - block.first_tile;
@@ -352,8 +353,14 @@ void CudaBackend::run_blocks(std::span<QueryBlock> blocks, const BlockClass& of,
       for (int part = 0; part < parts; ++part) items.push_back({b, WorkKind::kPart, part, parts});
       merges.push_back(every.back());
     } else {
-      items.push_back({b, bounded ? WorkKind::kRest : WorkKind::kWhole, 0, 1});
+      items.push_back({b, bounds ? WorkKind::kRest : WorkKind::kWhole, 0, 1});
     }
+  }
+  if (!bounded) items.insert(items.begin(), anchors.begin(), anchors.end());
+  if (fixed) {
+    anchors.resize(static_cast<size_t>(count), nothing);
+    items.resize(static_cast<size_t>(count) * static_cast<size_t>(most_parts + (bounded ? 0 : 1)), nothing);
+    if (most_parts > 1) merges.resize(static_cast<size_t>(count), nothing);
   }
   args.blocks = upload(std::span<const QueryBlock>(blocks));
   args.slot_rows = of.max_rows;
@@ -367,22 +374,20 @@ void CudaBackend::run_blocks(std::span<QueryBlock> blocks, const BlockClass& of,
     args.left_out = left_out_.reserve<unsigned long long>(static_cast<size_t>(count) * kMaxBlockRows);
     AttentionArgs all = args;
     all.items = upload(std::span<const WorkItem>(every));
-    find_seeds(all, count, stream_.get());
+    find_seeds(all, count, queue());
     launch_attention(args, anchors, of);
-    mark_tiles(all, count, supers, stream_.get());
-    list_segments(all, count, stream_.get());
-  } else {
-    items.insert(items.begin(), anchors.begin(), anchors.end());
+    mark_tiles(all, count, supers, queue());
+    list_segments(all, count, queue());
   }
   launch_attention(args, items, of);
   if (!merges.empty()) {
     args.items = upload(std::span<const WorkItem>(merges));
-    attention_merge(args, static_cast<int>(merges.size()), stream_.get());
+    attention_merge(args, static_cast<int>(merges.size()), queue());
   }
 }
 
 // Runs the blocks in waves whose scratch memory stays within bounds.
-void CudaBackend::run_class(BlockClass& of, bool bounded, AttentionArgs args) {
+void CudaBackend::run_class(BlockClass& of, const AttentionArgs& args) {
   // Long blocks first, so that multiprocessors finish together.
   std::stable_sort(of.blocks.begin(), of.blocks.end(), [](const QueryBlock& a, const QueryBlock& b) {
     return a.diagonal_tile - a.first_tile > b.diagonal_tile - b.first_tile;
@@ -397,7 +402,7 @@ void CudaBackend::run_class(BlockClass& of, bool bounded, AttentionArgs args) {
       floats += (1 + num_segments(blocks[end])) * slot_floats;
       if (end > begin && (masks > kMaxWaveMasks || floats > kMaxWaveSlotFloats)) break;
     }
-    run_blocks(blocks.subspan(begin, end - begin), of, bounded, args);
+    run_blocks(blocks.subspan(begin, end - begin), of, args);
     begin = end;
   }
 }
@@ -427,9 +432,7 @@ void CudaBackend::do_attention(const AttentionLayer& attention_layer, const KvCa
   args.epsilon = options.epsilon;
   args.super_heads = layer.super_heads.as<uint8_t>();
   args.counters = counters_.as<DeviceCounters>() + layer.counters->offset;
-  for (const bool bounded : {true, false}) {
-    for (BlockClass& of : classes_[bounded]) run_class(of, bounded, args);
-  }
+  for (BlockClass& of : classes_) run_class(of, args);
 }
 
 }  // namespace bam::cuda

@@ -98,7 +98,7 @@ CudaBackend::CudaBackend(const BackendOptions& options)
 
 CudaBackend::~CudaBackend() {
   const auto device = context_.enter();
-  graph_.abandon(stream_.get());
+  graph_.abandon();
   (void)cudaStreamSynchronize(stream_.get());
 }
 
@@ -116,8 +116,19 @@ size_t CudaBackend::free_memory_bytes() const {
   return free;
 }
 
-void CudaBackend::synchronize() {
+void CudaBackend::flush() {
+  if (!graph_.recording()) return;
+  staging_.send(stream_.get());
   graph_.finish(stream_.get());
+}
+
+void CudaBackend::send(const Staging::Slice& slice, size_t bytes) {
+  if (graph_.recording()) return;
+  BAM_CUDA(cudaMemcpyAsync(slice.device, slice.host, bytes, cudaMemcpyHostToDevice, stream_.get()));
+}
+
+void CudaBackend::synchronize() {
+  flush();
   BAM_CUDA(cudaStreamSynchronize(stream_.get()));
   forget_step();
 }
@@ -137,7 +148,7 @@ CudaBuffer::~CudaBuffer() { backend.settle(); }
 
 void CudaBackend::abandon_step() noexcept {
   const auto device = context_.enter();
-  graph_.abandon(stream_.get());
+  graph_.abandon();
   // What was issued before the failure still runs; its inputs must stay until then.
   if (cudaStreamSynchronize(stream_.get()) == cudaSuccess) forget_step();
   (void)cudaGetLastError();
@@ -154,7 +165,7 @@ void CudaBackend::settle() noexcept {
 }
 
 void CudaBackend::copy_in(const DeviceMemory& to, const void* from) {
-  graph_.finish(stream_.get());  // a recorded copy would read its source too late
+  flush();  // what was recorded comes first
   uploads_.copy(to.data(), from, to.size(), stream_.get());
 }
 
@@ -215,7 +226,7 @@ const void* CudaBackend::embedding_on_device(const HostMatrix& table) {
 }
 
 void CudaBackend::begin_rows() {
-  graph_.finish(stream_.get());  // of a step that nobody read
+  flush();  // of a step that nobody read
   if (staging_.outstanding_bytes() > kMaxStagedBytes) synchronize();
   tables_.clear();  // a new step: block tables have changed
 }
@@ -232,8 +243,11 @@ void CudaBackend::do_embed(const HostMatrix& table, std::span<const int32_t> tok
   begin_rows();
   const void* rows = embedding_on_device(table);
   const auto count = static_cast<int64_t>(tokens.size());
-  if (count <= kMaxGraphRows) graph_.begin(stream_.get(), count);
-  embed_rows(rows, table.dtype, upload(tokens), count, table.cols, x.data, stream_.get());
+  if (count <= kMaxGraphRows && cublas_ == nullptr) {  // cuBLAS would go past the record
+    staging_.begin();
+    graph_.begin();
+  }
+  embed_rows(rows, table.dtype, upload(tokens), count, table.cols, x.data, queue());
 }
 
 void CudaBackend::do_add_sinusoidal(std::span<const SequenceRows> sequences, double theta, FloatRows x) {
@@ -243,7 +257,7 @@ void CudaBackend::do_add_sinusoidal(std::span<const SequenceRows> sequences, dou
     for (int64_t r = 0; r < seq.num_rows; ++r)
       positions[static_cast<size_t>(r)] = static_cast<int32_t>(seq.start_pos + r);
     add_sinusoidal_rows(upload(std::span<const int32_t>(positions)), seq.num_rows, theta, x.width,
-                        x.data + seq.row_begin * x.width, stream_.get());
+                        x.data + seq.row_begin * x.width, queue());
   }
 }
 
@@ -251,13 +265,13 @@ void CudaBackend::do_rms_norm(ConstFloatRows x, const DeviceBuffer& weight, floa
   const auto device = context_.enter();
   if (x.count == 0) return;
   rms_norm_rows(x.data, static_cast<const CudaBuffer&>(weight).memory.as<float>(), eps, x.count, x.width, operand_,
-                out.data, stream_.get());
+                out.data, queue());
 }
 
 void CudaBackend::do_swiglu(ConstOperandRows in, OperandRows out) {
   const auto device = context_.enter();
   if (in.count == 0) return;
-  swiglu_rows(operand_, in.data, in.count, out.width, out.data, stream_.get());
+  swiglu_rows(operand_, in.data, in.count, out.width, out.data, queue());
 }
 
 void CudaBackend::do_linear(const LinearWeights& weights, ConstOperandRows in, OperandRows out) {
@@ -290,7 +304,7 @@ void CudaBackend::gemm(const LinearWeights& weights, ConstOperandRows in, void* 
   if (linear.dtype == DType::kI8) {
     auto* codes = quantised_.reserve<int8_t>(static_cast<size_t>(rows * linear.ldk));
     auto* scale = quantised_scale_.reserve<float>(static_cast<size_t>(rows));
-    quantize_rows(operand_, in.data, rows, linear.k, linear.ldk, codes, scale, stream_.get());
+    quantize_rows(operand_, in.data, rows, linear.k, linear.ldk, codes, scale, queue());
     args.x = codes;
     args.x_scale = scale;
     args.w_scale = linear.scale.as<float>();
@@ -303,16 +317,16 @@ void CudaBackend::gemm(const LinearWeights& weights, ConstOperandRows in, void* 
   // The choice depends on the layer only, never on the number of rows.
   const bool aligned = linear.dtype == DType::kI8 || linear.ldk % 8 == 0;
   if (tensor_cores_ && aligned) {
-    gemm_mma(args, stream_.get());
+    gemm_mma(args, queue());
   } else {
-    gemm_plain(args, stream_.get());
+    gemm_plain(args, queue());
   }
 }
 
 void CudaBackend::do_gather_rows(ConstFloatRows in, std::span<const int32_t> rows, FloatRows out) {
   const auto device = context_.enter();
   if (rows.empty()) return;
-  gather_float_rows(in.data, upload(rows), out.count, in.width, out.data, stream_.get());
+  gather_float_rows(in.data, upload(rows), out.count, in.width, out.data, queue());
 }
 
 std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options) {

@@ -127,7 +127,7 @@ class CudaBackend final : public Backend {
                       std::span<const int32_t> wanted, std::span<float> host) override;
 
  private:
-  // Query blocks that one kind of launch takes: up to 16 rows or up to 64, with bounds or without.
+  // Query blocks that one launch takes: up to 16 rows or up to 64.
   struct BlockClass {
     std::vector<QueryBlock> blocks;
     int max_rows = 0;
@@ -138,10 +138,16 @@ class CudaBackend final : public Backend {
   void synchronize();
   // synchronize(), and counters come with it.
   void finish_read();
+  // Where a step's work goes: to the stream, or into the record of its graph.
+  Queue queue() { return graph_.queue(stream_.get()); }
+  // Launches the step that is being recorded, if there is one.
+  void flush();
   // Everything issued so far, for another stream to wait for.
   cudaEvent_t step_end();
   template <typename T>
   T* upload(std::span<const T> values);
+  // A slice of staging_ on its way; those of a recorded step go together.
+  void send(const Staging::Slice& slice, size_t bytes);
   // Ordinary host memory to the device, in stream order: the source may go when this returns.
   void copy_in(const DeviceMemory& to, const void* from);
   // Everything that was handed out in this step is free again.
@@ -165,8 +171,8 @@ class CudaBackend final : public Backend {
 
   void plan_blocks(const CudaAttention& layer, const KvLayout& layout, std::span<const SequenceRows> queries,
                    const AttentionOptions& options);
-  void run_class(BlockClass& blocks, bool bounded, AttentionArgs args);
-  void run_blocks(std::span<QueryBlock> blocks, const BlockClass& of, bool bounded, AttentionArgs args);
+  void run_class(BlockClass& blocks, const AttentionArgs& args);
+  void run_blocks(std::span<QueryBlock> blocks, const BlockClass& of, AttentionArgs args);
   void launch_attention(AttentionArgs args, std::span<const WorkItem> items, const BlockClass& of);
   std::shared_ptr<const DeviceMemory> rope_tables(const AttentionSpec& spec);
 
@@ -205,7 +211,7 @@ class CudaBackend final : public Backend {
     int head_dim, group, heads;
   };
   std::vector<Prepared> prepared_;
-  BlockClass classes_[2][2];        // [bounded][more than 16 rows]
+  BlockClass classes_[2];           // [more than 16 rows]
   std::unique_ptr<Cublas> cublas_;  // null: own kernels multiply
 };
 
@@ -214,7 +220,7 @@ T* CudaBackend::upload(std::span<const T> values) {
   const Staging::Slice slice = staging_.take(values.size_bytes());
   if (!values.empty()) {
     std::memcpy(slice.host, values.data(), values.size_bytes());
-    BAM_CUDA(cudaMemcpyAsync(slice.device, slice.host, values.size_bytes(), cudaMemcpyHostToDevice, stream_.get()));
+    send(slice, values.size_bytes());
   }
   return static_cast<T*>(slice.device);
 }

@@ -11,8 +11,8 @@ namespace bam::cuda {
 void CudaBackend::finish_read() {
   const size_t counter_bytes = static_cast<size_t>(counters_used_) * sizeof(DeviceCounters);
   if (counter_bytes > 0) {
-    BAM_CUDA(cudaMemcpyAsync(counter_result_.as<DeviceCounters>(), counters_.data(), counter_bytes,
-                             cudaMemcpyDeviceToHost, stream_.get()));
+    BAM_CUDA(
+        copy(counter_result_.as<DeviceCounters>(), counters_.data(), counter_bytes, cudaMemcpyDeviceToHost, queue()));
   }
   synchronize();
   collect_counters();
@@ -21,7 +21,7 @@ void CudaBackend::finish_read() {
 void CudaBackend::do_read_floats(ConstFloatRows device, std::span<float> host) {
   const auto scope = context_.enter();
   if (result_.size() < host.size_bytes()) result_ = PinnedMemory(host.size_bytes());
-  BAM_CUDA(cudaMemcpyAsync(result_.as<float>(), device.data, host.size_bytes(), cudaMemcpyDeviceToHost, stream_.get()));
+  BAM_CUDA(copy(result_.as<float>(), device.data, host.size_bytes(), cudaMemcpyDeviceToHost, queue()));
   finish_read();
   std::memcpy(host.data(), result_.as<float>(), host.size_bytes());
 }
@@ -31,7 +31,7 @@ void CudaBackend::do_read_operands(ConstOperandRows device, std::span<float> hos
   if (operand_ == DType::kF32)
     return do_read_floats({static_cast<const float*>(device.data), device.count, device.width}, host);
   auto* converted = converted_.reserve<float>(host.size());
-  operands_to_float(operand_, device.data, device.size(), converted, stream_.get());
+  operands_to_float(operand_, device.data, device.size(), converted, queue());
   do_read_floats({converted, device.count, device.width}, host);
 }
 
@@ -73,14 +73,14 @@ void CudaBackend::do_draw_tokens(ConstFloatRows logits, const DrawBatch& batch, 
                           upload(std::span<const int32_t>(batch.banned))};
     auto* drawn = drawn_.reserve<int32_t>(tokens.size());
     draw_rows(upload(std::span<const DrawRow>(batch.rows)), static_cast<int>(tokens.size()), lists, logits.data,
-              logits.width, draw_work_.reserve<float>(tokens.size() * vocab), drawn, stream_.get());
-    BAM_CUDA(cudaMemcpyAsync(result, drawn, tokens.size_bytes(), cudaMemcpyDeviceToHost, stream_.get()));
+              logits.width, draw_work_.reserve<float>(tokens.size() * vocab), drawn, queue());
+    BAM_CUDA(copy(result, drawn, tokens.size_bytes(), cudaMemcpyDeviceToHost, queue()));
   }
   for (size_t i = 0; i < wanted.size();) {  // neighbours in one copy
     size_t end = i + 1;
     while (end < wanted.size() && wanted[end] == wanted[end - 1] + 1) ++end;
-    BAM_CUDA(cudaMemcpyAsync(result + rows_begin + i * row_bytes, logits.data + static_cast<size_t>(wanted[i]) * vocab,
-                             (end - i) * row_bytes, cudaMemcpyDeviceToHost, stream_.get()));
+    BAM_CUDA(copy(result + rows_begin + i * row_bytes, logits.data + static_cast<size_t>(wanted[i]) * vocab,
+                  (end - i) * row_bytes, cudaMemcpyDeviceToHost, queue()));
     i = end;
   }
   finish_read();
@@ -93,6 +93,7 @@ void CudaBackend::do_draw_tokens(ConstFloatRows logits, const DrawBatch& batch, 
 
 void CudaBackend::copy_page(const KvCacheView& kv, int32_t from, int32_t to) {
   const auto device = context_.enter();
+  flush();
   const size_t bytes = kv.layout.page_bytes();
   BAM_CUDA(cudaMemcpyAsync(kv.base + static_cast<size_t>(to) * bytes, kv.base + static_cast<size_t>(from) * bytes,
                            bytes, cudaMemcpyDeviceToDevice, stream_.get()));
@@ -141,7 +142,7 @@ void CudaBackend::write_pages(const KvCacheView& kv, std::span<const int32_t> pa
 }
 
 cudaEvent_t CudaBackend::step_end() {
-  graph_.finish(stream_.get());
+  flush();
   BAM_CUDA(cudaEventRecord(step_end_.get(), stream_.get()));
   return step_end_.get();
 }

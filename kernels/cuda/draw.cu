@@ -286,8 +286,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 }  // namespace
 
 void draw_rows(const DrawRow* rows, int num_rows, const DrawLists& lists, const float* logits, int64_t vocab,
-               float* work, int32_t* tokens, cudaStream_t stream) {
-  check(launch(draw_kernel, dim3(static_cast<unsigned>(num_rows)), dim3(kThreads), 0, stream, rows, lists, logits,
+               float* work, int32_t* tokens, const Queue& queue) {
+  check(launch(draw_kernel, dim3(static_cast<unsigned>(num_rows)), dim3(kThreads), 0, queue, rows, lists, logits,
                static_cast<int>(vocab), work, tokens),
         "draw_kernel");
 }

@@ -103,45 +103,45 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void move_pages(void* packed, void* cache, const int32_t* pages, int count, size_t bytes, bool to_cache,
-                cudaStream_t stream) {
+                const Queue& queue) {
   BAM_CHECK(bytes % sizeof(uint4) == 0);
   if (count == 0) return;
   const auto words = static_cast<long long>(bytes / sizeof(uint4));
   const dim3 grid(static_cast<unsigned>(count),
                   static_cast<unsigned>(std::min<int64_t>(ceil_div(words, 4 * kThreads), 64)));
-  check(launch(move_pages_kernel, grid, dim3(kThreads), 0, stream, static_cast<uint4*>(packed),
+  check(launch(move_pages_kernel, grid, dim3(kThreads), 0, queue, static_cast<uint4*>(packed),
                static_cast<uint4*>(cache), pages, words, to_cache),
         "move_pages_kernel");
 }
 
 void embed_rows(const void* table, DType dtype, const int32_t* tokens, int64_t rows, int64_t hidden, float* x,
-                cudaStream_t stream) {
+                const Queue& queue) {
   with_float_type(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    check(launch(embed_kernel<T>, blocks(rows), dim3(kThreads), 0, stream, static_cast<const T*>(table), tokens,
+    check(launch(embed_kernel<T>, blocks(rows), dim3(kThreads), 0, queue, static_cast<const T*>(table), tokens,
                  static_cast<int>(hidden), x),
           "embed_kernel");
   });
 }
 
 void add_sinusoidal_rows(const int32_t* positions, int64_t rows, double theta, int64_t hidden, float* x,
-                         cudaStream_t stream) {
-  check(launch(sinusoidal_kernel, blocks(rows), dim3(kThreads), 0, stream, positions, std::log(theta),
+                         const Queue& queue) {
+  check(launch(sinusoidal_kernel, blocks(rows), dim3(kThreads), 0, queue, positions, std::log(theta),
                static_cast<int>(hidden), x),
         "sinusoidal_kernel");
 }
 
 void rms_norm_rows(const float* x, const float* weight, float eps, int64_t rows, int64_t hidden, DType operand,
-                   void* out, cudaStream_t stream) {
+                   void* out, const Queue& queue) {
   with_float_type(operand, [&](auto type) {
     using T = typename decltype(type)::type;
-    check(launch(rms_norm_kernel<T>, blocks(rows), dim3(kThreads), 0, stream, x, weight, eps, static_cast<int>(hidden),
+    check(launch(rms_norm_kernel<T>, blocks(rows), dim3(kThreads), 0, queue, x, weight, eps, static_cast<int>(hidden),
                  static_cast<T*>(out)),
           "rms_norm_kernel");
   });
 }
 
-void swiglu_rows(DType operand, const void* in, int64_t rows, int64_t intermediate, void* out, cudaStream_t stream) {
+void swiglu_rows(DType operand, const void* in, int64_t rows, int64_t intermediate, void* out, const Queue& queue) {
   with_float_type(operand, [&](auto type) {
     using T = typename decltype(type)::type;
     // The second grid dimension ends at 65535.
@@ -149,32 +149,32 @@ void swiglu_rows(DType operand, const void* in, int64_t rows, int64_t intermedia
     for (int64_t first = 0; first < rows; first += kRowsAtOnce) {
       const dim3 grid(static_cast<unsigned>(ceil_div(intermediate, kThreads)),
                       static_cast<unsigned>(std::min(kRowsAtOnce, rows - first)));
-      check(launch(swiglu_kernel<T>, grid, dim3(kThreads), 0, stream,
-                   static_cast<const T*>(in) + first * 2 * intermediate, static_cast<int>(intermediate),
-                   static_cast<T*>(out) + first * intermediate),
-            "swiglu_kernel");
+      check(
+          launch(swiglu_kernel<T>, grid, dim3(kThreads), 0, queue, static_cast<const T*>(in) + first * 2 * intermediate,
+                 static_cast<int>(intermediate), static_cast<T*>(out) + first * intermediate),
+          "swiglu_kernel");
     }
   });
 }
 
 void gather_float_rows(const float* in, const int32_t* rows, int64_t count, int64_t hidden, float* out,
-                       cudaStream_t stream) {
-  check(launch(gather_kernel, blocks(count), dim3(kThreads), 0, stream, in, rows, static_cast<int>(hidden), out),
+                       const Queue& queue) {
+  check(launch(gather_kernel, blocks(count), dim3(kThreads), 0, queue, in, rows, static_cast<int>(hidden), out),
         "gather_kernel");
 }
 
-void operands_to_float(DType operand, const void* in, int64_t count, float* out, cudaStream_t stream) {
+void operands_to_float(DType operand, const void* in, int64_t count, float* out, const Queue& queue) {
   with_float_type(operand, [&](auto type) {
     using T = typename decltype(type)::type;
-    check(launch(to_float_kernel<T>, blocks(ceil_div(count, kThreads)), dim3(kThreads), 0, stream,
+    check(launch(to_float_kernel<T>, blocks(ceil_div(count, kThreads)), dim3(kThreads), 0, queue,
                  static_cast<const T*>(in), count, out),
           "to_float_kernel");
   });
 }
 
-void fill_bias_table(const HeadBias& bias, int64_t begin, int64_t end, float* table, cudaStream_t stream) {
+void fill_bias_table(const HeadBias& bias, int64_t begin, int64_t end, float* table, const Queue& queue) {
   if (begin >= end) return;
-  check(launch(bias_table_kernel, blocks(ceil_div(end - begin, kThreads)), dim3(kThreads), 0, stream, bias, begin, end,
+  check(launch(bias_table_kernel, blocks(ceil_div(end - begin, kThreads)), dim3(kThreads), 0, queue, bias, begin, end,
                table),
         "bias_table_kernel");
 }

@@ -105,45 +105,45 @@ __global__ void __launch_bounds__(kThreads) clamp_kernel(__half* values, long lo
 }
 
 template <typename T, typename X, typename W, typename Acc>
-void launch_plain(const GemmArgs& args, cudaStream_t stream) {
+void launch_plain(const GemmArgs& args, const Queue& queue) {
   constexpr int64_t kRowsAtOnce = 65535 * static_cast<int64_t>(kTile);  // the second grid dimension ends at 65535
   BAM_CHECK(args.rows <= kRowsAtOnce);
   const dim3 grid(static_cast<unsigned>(ceil_div(args.n, kTile)), static_cast<unsigned>(ceil_div(args.rows, kTile)));
-  check(launch(gemm_plain_kernel<T, X, W, Acc>, grid, dim3(kThreads), 0, stream, args), "gemm_plain_kernel");
+  check(launch(gemm_plain_kernel<T, X, W, Acc>, grid, dim3(kThreads), 0, queue, args), "gemm_plain_kernel");
 }
 
 }  // namespace
 
-void gemm_plain(const GemmArgs& args, cudaStream_t stream) {
+void gemm_plain(const GemmArgs& args, const Queue& queue) {
   with_float_type(args.operand, [&](auto type) {
     using T = typename decltype(type)::type;
-    if (args.weight == DType::kI8) return launch_plain<T, int8_t, int8_t, int>(args, stream);
+    if (args.weight == DType::kI8) return launch_plain<T, int8_t, int8_t, int>(args, queue);
     with_float_type(args.weight,
-                    [&](auto weight) { launch_plain<T, T, typename decltype(weight)::type, float>(args, stream); });
+                    [&](auto weight) { launch_plain<T, T, typename decltype(weight)::type, float>(args, queue); });
   });
 }
 
-void scale_products(const GemmArgs& args, const int32_t* products, cudaStream_t stream) {
+void scale_products(const GemmArgs& args, const int32_t* products, const Queue& queue) {
   BAM_CHECK(args.rows <= 65535);  // a step's rows
   with_float_type(args.operand, [&](auto type) {
     const dim3 grid(static_cast<unsigned>(ceil_div(args.n, kThreads)), static_cast<unsigned>(args.rows));
-    check(launch(scale_kernel<typename decltype(type)::type>, grid, dim3(kThreads), 0, stream, args, products),
+    check(launch(scale_kernel<typename decltype(type)::type>, grid, dim3(kThreads), 0, queue, args, products),
           "scale_kernel");
   });
 }
 
-void clamp_halves(void* values, int64_t count, cudaStream_t stream) {
-  check(launch(clamp_kernel, dim3(static_cast<unsigned>(ceil_div(count, kThreads))), dim3(kThreads), 0, stream,
+void clamp_halves(void* values, int64_t count, const Queue& queue) {
+  check(launch(clamp_kernel, dim3(static_cast<unsigned>(ceil_div(count, kThreads))), dim3(kThreads), 0, queue,
                static_cast<__half*>(values), count),
         "clamp_kernel");
 }
 
 void quantize_rows(DType operand, const void* x, int64_t rows, int64_t k, int64_t ldk, int8_t* out, float* scale,
-                   cudaStream_t stream) {
+                   const Queue& queue) {
   with_float_type(operand, [&](auto type) {
     using T = typename decltype(type)::type;
-    check(launch(quantize_kernel<T>, dim3(static_cast<unsigned>(rows)), dim3(32), 0, stream, static_cast<const T*>(x),
-                 k, ldk, out, scale),
+    check(launch(quantize_kernel<T>, dim3(static_cast<unsigned>(rows)), dim3(32), 0, queue, static_cast<const T*>(x), k,
+                 ldk, out, scale),
           "quantize_kernel");
   });
 }

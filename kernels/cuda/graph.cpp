@@ -1,9 +1,14 @@
 #include "kernels/cuda/graph.h"
 
+#include <algorithm>
+
 #include "kernels/cuda/memory.h"
 
 namespace bam::cuda {
 namespace {
+
+// Batch sizes up to 64, and a few steps of each that are not plain decoding.
+constexpr size_t kMostGraphs = 128;
 
 struct GraphOwner {
   cudaGraph_t graph = nullptr;
@@ -12,43 +17,61 @@ struct GraphOwner {
   }
 };
 
+bool same(const Record& a, const Record& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const auto& one, const auto& other) { return one->same(*other); });
+}
+
+// The work as a graph: captured, so that nothing runs yet.
+void capture(const Record& record, cudaStream_t stream, GraphOwner& owner) {
+  BAM_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+  cudaError_t status = cudaSuccess;
+  for (const auto& work : record) {
+    if (status == cudaSuccess) status = work->issue(stream);
+  }
+  const cudaError_t ended = cudaStreamEndCapture(stream, &owner.graph);
+  check(status, "recording a step");
+  check(ended, "cudaStreamEndCapture");
+}
+
 }  // namespace
 
 StepGraph::~StepGraph() {
-  for (const auto& [rows, executable] : executables_) (void)cudaGraphExecDestroy(executable);
+  for (const Known& one : known_) (void)cudaGraphExecDestroy(one.executable);
 }
 
-void StepGraph::begin(cudaStream_t stream, int64_t rows) {
-  // Relaxed: scratch memory may have to grow while a step is recorded.
-  BAM_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+void StepGraph::begin() {
+  record_.clear();
   recording_ = true;
-  rows_ = rows;
+}
+
+StepGraph::Known& StepGraph::known(cudaStream_t stream) {
+  const auto found =
+      std::find_if(known_.begin(), known_.end(), [&](const Known& one) { return same(one.record, record_); });
+  if (found != known_.end()) return *found;
+  GraphOwner owner;
+  capture(record_, stream, owner);
+  Known next{std::move(record_), nullptr, 0};
+  BAM_CUDA(cudaGraphInstantiate(&next.executable, owner.graph, 0));
+  if (known_.size() < kMostGraphs) return known_.emplace_back(std::move(next));
+  // The host has waited for every step but this one: the oldest does not run any more.
+  Known& oldest = *std::min_element(known_.begin(), known_.end(),
+                                    [](const Known& a, const Known& b) { return a.last_use < b.last_use; });
+  (void)cudaGraphExecDestroy(oldest.executable);
+  return oldest = std::move(next);
 }
 
 void StepGraph::finish(cudaStream_t stream) {
   if (!recording_) return;
   recording_ = false;
-  GraphOwner recorded;
-  BAM_CUDA(cudaStreamEndCapture(stream, &recorded.graph));
-  cudaGraphExec_t& executable = executables_[rows_];
-  if (executable != nullptr) {
-    cudaGraphExecUpdateResultInfo result{};
-    if (cudaGraphExecUpdate(executable, recorded.graph, &result) != cudaSuccess) {
-      (void)cudaGetLastError();  // another number of launches than last time: build it anew
-      (void)cudaGraphExecDestroy(executable);
-      executable = nullptr;
-    }
-  }
-  if (executable == nullptr) BAM_CUDA(cudaGraphInstantiate(&executable, recorded.graph, 0));
-  BAM_CUDA(cudaGraphLaunch(executable, stream));
+  Known& step = known(stream);
+  step.last_use = ++uses_;
+  BAM_CUDA(cudaGraphLaunch(step.executable, stream));
 }
 
-void StepGraph::abandon(cudaStream_t stream) {
-  if (!recording_) return;
+void StepGraph::abandon() {
   recording_ = false;
-  GraphOwner recorded;
-  (void)cudaStreamEndCapture(stream, &recorded.graph);
-  (void)cudaGetLastError();
+  record_.clear();
 }
 
 }  // namespace bam::cuda

@@ -1,12 +1,14 @@
-// One decode step as a CUDA graph: the launches between begin() and finish() are recorded instead of issued, an
-// executable graph of the same batch size is brought up to date with them, and one launch runs the whole step. Steps
-// whose shape changed in a way that an update cannot follow are instantiated anew.
+// A step of few rows as a CUDA graph. Its launches and copies are written down instead of issued; when the step ends and
+// the same list was seen before, the graph made of it then is launched again: nothing is captured, instantiated or
+// updated. What differs from step to step (tokens, positions, block tables, work items) is data at fixed addresses.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <map>
+#include <vector>
+
+#include "kernels/cuda/launch.h"
 
 namespace bam::cuda {
 
@@ -18,17 +20,26 @@ class StepGraph {
   StepGraph& operator=(const StepGraph&) = delete;
 
   bool recording() const { return recording_; }
-  // Starts recording what is issued on `stream` for a step of `rows` rows.
-  void begin(cudaStream_t stream, int64_t rows);
-  // Launches what was recorded, if anything; safe to call at any time.
+  // Starts writing down what goes to queue().
+  void begin();
+  Queue queue(cudaStream_t stream) { return {stream, recording_ ? &record_ : nullptr}; }
+  // Launches what was written down, if anything; safe to call at any time.
   void finish(cudaStream_t stream);
-  // Forgets what was recorded, after a failure.
-  void abandon(cudaStream_t stream);
+  // Forgets what was written down, after a failure.
+  void abandon();
 
  private:
+  struct Known {
+    Record record;
+    cudaGraphExec_t executable = nullptr;
+    uint64_t last_use = 0;
+  };
+  Known& known(cudaStream_t stream);
+
   bool recording_ = false;
-  int64_t rows_ = 0;
-  std::map<int64_t, cudaGraphExec_t> executables_;  // by rows of the step
+  Record record_;
+  std::vector<Known> known_;
+  uint64_t uses_ = 0;
 };
 
 }  // namespace bam::cuda

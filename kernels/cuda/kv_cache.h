@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/numeric.h"
 #include "kernels/paged_kv.h"
 
@@ -16,6 +17,10 @@ struct KvPages {
   KvLayout layout;
   long long page_bytes = 0;
   int tiles_per_page = 1;
+  friend bool operator==(const KvPages& a, const KvPages& b) {
+    return a.base == b.base && a.layout.dtype == b.layout.dtype && a.layout.head_dim == b.layout.head_dim &&
+           a.layout.page_size == b.layout.page_size;  // the rest follows from these
+  }
 };
 
 inline KvPages kv_pages(const KvCacheView& view) {
@@ -44,6 +49,7 @@ struct RopeTables {
   const RopeAngle* coarse = nullptr;  // [kMaxPositions / kFine][half]
   int half = 0;
   bool interleaved = true;
+  friend bool operator==(const RopeTables&, const RopeTables&) = default;
 };
 
 // New rows inside one tile of one sequence.
@@ -67,9 +73,10 @@ struct KvWriteArgs {
   void* qkv = nullptr;  // [rows, (heads + 2 * kv_heads) * head_dim] operands
   int num_heads = 0, num_kv_heads = 0;
   const uint8_t* use_super = nullptr;  // [kv heads]
+  friend bool operator==(const KvWriteArgs&, const KvWriteArgs&) = default;
 };
 // operand: kF32, kF16 or kBF16. Items on the device.
 void write_kv_rows(const KvWriteArgs& args, DType operand, const KvWriteItem* items, int num_items,
-                   const KvChainItem* chains, int num_chains, cudaStream_t stream);
+                   const KvChainItem* chains, int num_chains, const Queue& queue);
 
 }  // namespace bam::cuda

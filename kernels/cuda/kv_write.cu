@@ -257,21 +257,34 @@ __device__ __forceinline__ void finish_super(const KvPages& kv, const int32_t* p
   out->valid = 1;
 }
 
-// grid: (chains, kv heads)
+// grid: (chains, kv heads). The first warp carries norm maxima from tile to tile, 32 at a time.
 __global__ void __launch_bounds__(kThreads) finish_chain_kernel(KvWriteArgs args, const KvChainItem* chains) {
   BAM_SHARED(float, mid, [kMaxDim]);
   BAM_SHARED(float, radius, [kSuperTiles]);
   const KvChainItem chain = chains[blockIdx.x];
-  const int head = static_cast<int>(blockIdx.y);
+  if (chain.first_tile == chain.end_tile) return;
+  const int head = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x);
   const int32_t* pages = chain.pages + head * chain.page_stride;
-  for (int t = chain.first_tile; t < chain.end_tile; ++t) {
-    if (threadIdx.x == 0 && t > 0) {
-      const float before = stats_at(tile_pointer(args.kv, pages, t - 1), args.kv.layout.stats_offset)->max_norm_prefix;
-      KeyStats* stats = stats_at(tile_pointer(args.kv, pages, t), args.kv.layout.stats_offset);
-      stats->max_norm_prefix = max_or_nan(before, stats->max_norm_prefix);
+  const auto stats = [&](int tile) {
+    return stats_at(tile_pointer(args.kv, pages, tile), args.kv.layout.stats_offset);
+  };
+  if (threadIdx.x < 32) {
+    float before = chain.first_tile > 0 ? stats(chain.first_tile - 1)->max_norm_prefix : 0.0f;
+    for (int first = chain.first_tile; first < chain.end_tile; first += 32) {
+      const bool mine = first + lane < chain.end_tile;
+      float most = mine ? stats(first + lane)->max_norm_prefix : 0.0f;
+      if (lane == 0) most = max_or_nan(before, most);
+      for (int step = 1; step < 32; step *= 2) {
+        const float other = __shfl_up_sync(kAllLanes, most, step);
+        if (lane >= step) most = max_or_nan(other, most);
+      }
+      if (mine) stats(first + lane)->max_norm_prefix = most;
+      before = __shfl_sync(kAllLanes, most, 31);
     }
-    if (args.use_super[head] == 0 || t % kSuperTiles != kSuperTiles - 1) continue;
-    __syncthreads();
+  }
+  if (args.use_super[head] == 0) return;
+  __syncthreads();
+  for (int t = chain.first_tile / kSuperTiles * kSuperTiles + kSuperTiles - 1; t < chain.end_tile; t += kSuperTiles) {
     finish_super(args.kv, pages, t, mid, radius);
     __syncthreads();
   }
@@ -280,19 +293,19 @@ __global__ void __launch_bounds__(kThreads) finish_chain_kernel(KvWriteArgs args
 }  // namespace
 
 void write_kv_rows(const KvWriteArgs& args, DType operand, const KvWriteItem* items, int num_items,
-                   const KvChainItem* chains, int num_chains, cudaStream_t stream) {
+                   const KvChainItem* chains, int num_chains, const Queue& queue) {
   BAM_CHECK(args.kv.layout.padded_dim <= kMaxDim);
   const auto heads = static_cast<unsigned>(args.num_kv_heads);
   if (num_items > 0) {
     with_float_type(operand, [&](auto type) {
       using T = typename decltype(type)::type;
-      check(launch(write_kv_kernel<T>, dim3(static_cast<unsigned>(num_items), heads), dim3(kThreads), 0, stream, args,
+      check(launch(write_kv_kernel<T>, dim3(static_cast<unsigned>(num_items), heads), dim3(kThreads), 0, queue, args,
                    items),
             "write_kv_kernel");
     });
   }
   if (num_chains > 0) {
-    check(launch(finish_chain_kernel, dim3(static_cast<unsigned>(num_chains), heads), dim3(kThreads), 0, stream, args,
+    check(launch(finish_chain_kernel, dim3(static_cast<unsigned>(num_chains), heads), dim3(kThreads), 0, queue, args,
                  chains),
           "finish_chain_kernel");
   }

@@ -1,6 +1,6 @@
 // How kernels of this folder are written so that nvcc and the CPU emulation (tests/cuda_emu) compile the same source.
 //
-// - Launch with bam::cuda::launch(kernel, grid, block, shared_bytes, stream, args...); never with <<<>>>. It returns
+// - Launch with bam::cuda::launch(kernel, grid, block, shared_bytes, queue, args...); never with <<<>>>. It returns
 // the
 //   launch's cudaError_t. Arguments are converted to the kernel's parameter types, which must be trivially copyable.
 // - A kernel that wants more than 48 KiB of dynamic shared memory is announced once with
@@ -24,8 +24,12 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <memory>
+#include <tuple>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
+#include <vector>
 
 #ifdef BAM_CUDA_EMU
 
@@ -75,19 +79,88 @@ template <typename... Params>
                               static_cast<int>(bytes));
 }
 
+// One launch or copy that was asked for.
+struct Work {
+  virtual ~Work() = default;
+  [[nodiscard]] virtual cudaError_t issue(cudaStream_t stream) const = 0;
+  virtual bool same(const Work& other) const = 0;
+};
+using Record = std::vector<std::unique_ptr<const Work>>;
+
+// Where work goes: to a stream at once, or into a record that is issued as a whole (graph.h).
+struct Queue {
+  Queue(cudaStream_t to, Record* into = nullptr) : stream(to), record(into) {}  // NOLINT: a stream is a queue
+  cudaStream_t stream;
+  Record* record;
+};
+
+template <typename... Params>
+struct KernelWork final : Work {
+  void (*kernel)(Params...);
+  dim3 grid, block;
+  size_t shared_bytes;
+  std::tuple<Params...> params;
+
+  KernelWork(void (*kernel_)(Params...), dim3 grid_, dim3 block_, size_t shared_bytes_, Params... values)
+      : kernel(kernel_), grid(grid_), block(block_), shared_bytes(shared_bytes_), params(values...) {}
+  cudaError_t issue(cudaStream_t stream) const override {
+    return std::apply(
+        [&](Params... values) {
+#ifdef BAM_CUDA_EMU
+          return ::cuda_emu::launch_kernel(kernel, grid, block, shared_bytes, stream, values...);
+#else
+          void* pointers[] = {static_cast<void*>(&values)..., nullptr};
+          return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, pointers, shared_bytes, stream);
+#endif
+        },
+        params);
+  }
+  bool same(const Work& other) const override {
+    if (typeid(other) != typeid(KernelWork)) return false;
+    const auto& that = static_cast<const KernelWork&>(other);
+    const auto equal = [](dim3 a, dim3 b) { return a.x == b.x && a.y == b.y && a.z == b.z; };
+    return kernel == that.kernel && equal(grid, that.grid) && equal(block, that.block) &&
+           shared_bytes == that.shared_bytes && params == that.params;
+  }
+};
+
+struct CopyWork final : Work {
+  void* to;
+  const void* from;
+  size_t bytes;
+  cudaMemcpyKind kind;
+
+  CopyWork(void* to_, const void* from_, size_t bytes_, cudaMemcpyKind kind_)
+      : to(to_), from(from_), bytes(bytes_), kind(kind_) {}
+  cudaError_t issue(cudaStream_t stream) const override { return cudaMemcpyAsync(to, from, bytes, kind, stream); }
+  bool same(const Work& other) const override {
+    if (typeid(other) != typeid(CopyWork)) return false;
+    const auto& that = static_cast<const CopyWork&>(other);
+    return to == that.to && from == that.from && bytes == that.bytes && kind == that.kind;
+  }
+};
+
+// Parameters are compared member by member when a step is the same as an earlier one: padding may differ.
 template <typename... Params, typename... Args>
 [[nodiscard]] cudaError_t launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
-                                 cudaStream_t stream, Args&&... args) {
+                                 const Queue& queue, Args&&... args) {
   static_assert(sizeof...(Params) == sizeof...(Args), "the kernel takes another number of arguments");
   static_assert((std::is_trivially_copyable_v<Params> && ...), "kernel parameters are copied as bytes");
-#ifdef BAM_CUDA_EMU
-  return ::cuda_emu::launch_kernel(kernel, grid, block, shared_bytes, stream, static_cast<Params>(args)...);
-#else
-  return [&](Params... values) {
-    void* pointers[] = {static_cast<void*>(&values)..., nullptr};
-    return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, pointers, shared_bytes, stream);
-  }(static_cast<Params>(std::forward<Args>(args))...);
-#endif
+  if (queue.record == nullptr) {
+    return KernelWork<Params...>(kernel, grid, block, shared_bytes, static_cast<Params>(std::forward<Args>(args))...)
+        .issue(queue.stream);
+  }
+  queue.record->push_back(std::make_unique<KernelWork<Params...>>(kernel, grid, block, shared_bytes,
+                                                                  static_cast<Params>(std::forward<Args>(args))...));
+  return cudaSuccess;
+}
+
+// cudaMemcpyAsync(), or a record of it.
+[[nodiscard]] inline cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                                      const Queue& queue) {
+  if (queue.record == nullptr) return cudaMemcpyAsync(to, from, bytes, kind, queue.stream);
+  queue.record->push_back(std::make_unique<CopyWork>(to, from, bytes, kind));
+  return cudaSuccess;
 }
 
 }  // namespace bam::cuda

@@ -1,6 +1,7 @@
 #include "kernels/cuda/memory.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "base/error.h"
@@ -106,14 +107,16 @@ void Uploads::copy(void* to, const void* from, size_t bytes, cudaStream_t stream
 }
 
 Staging::Slice Staging::take(size_t bytes) {
-  bytes = round_up(std::max<size_t>(bytes, 1), kAlignment);
+  // Powers of two: what grows from step to step leaves what follows at its address until it has doubled.
+  bytes = std::bit_ceil(std::max(bytes, kAlignment));
   while (current_ < chunks_.size() && used_ + bytes > chunks_[current_].host.size()) {
+    chunks_[current_].used = used_;
     ++current_;
     used_ = 0;
   }
   if (current_ == chunks_.size()) {
-    const size_t size = std::max(bytes, kStagingChunk << std::min<size_t>(current_, 6));
-    chunks_.push_back({PinnedMemory(size), DeviceMemory(size)});
+    const size_t size = std::max({bytes, least_chunk_, kStagingChunk << std::min<size_t>(current_, 6)});
+    chunks_.push_back({PinnedMemory(size), DeviceMemory(size), 0});
     used_ = 0;
   }
   const Chunk& chunk = chunks_[current_];
@@ -123,7 +126,28 @@ Staging::Slice Staging::take(size_t bytes) {
   return slice;
 }
 
-void Staging::reset() { current_ = used_ = outstanding_ = 0; }
+void Staging::begin() {
+  begin_chunk_ = current_;
+  begin_ = used_;
+}
+
+void Staging::send(cudaStream_t stream) {
+  for (; begin_chunk_ < chunks_.size() && begin_chunk_ <= current_; ++begin_chunk_, begin_ = 0) {
+    const Chunk& chunk = chunks_[begin_chunk_];
+    const size_t end = begin_chunk_ == current_ ? used_ : chunk.used;
+    if (end == begin_) continue;
+    BAM_CUDA(cudaMemcpyAsync(chunk.device.as<std::byte>() + begin_, chunk.host.as<std::byte>() + begin_, end - begin_,
+                             cudaMemcpyHostToDevice, stream));
+  }
+}
+
+void Staging::reset() {
+  if (current_ > 0) {  // more than one chunk: the next step gets one that is large enough
+    least_chunk_ = std::bit_ceil(outstanding_);
+    chunks_.clear();
+  }
+  current_ = used_ = outstanding_ = begin_chunk_ = begin_ = 0;
+}
 
 void* Scratch::reserve(size_t bytes) {
   if (memory_.size() < bytes) {

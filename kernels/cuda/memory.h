@@ -126,6 +126,9 @@ class Staging {
     void* device;
   };
   Slice take(size_t bytes);
+  // Everything handed out from begin() to send() goes to the device in one copy (one more for every chunk it outgrew).
+  void begin();
+  void send(cudaStream_t stream);
   // Everything handed out was consumed: the stream has been waited for.
   void reset();
   size_t outstanding_bytes() const { return outstanding_; }
@@ -134,9 +137,12 @@ class Staging {
   struct Chunk {
     PinnedMemory host;
     DeviceMemory device;
+    size_t used = 0;  // when the next chunk was begun
   };
   std::vector<Chunk> chunks_;
   size_t current_ = 0, used_ = 0, outstanding_ = 0;
+  size_t begin_chunk_ = 0, begin_ = 0;  // of what send() will send
+  size_t least_chunk_ = 0;              // the next first chunk: what one step has needed
 };
 
 // Device scratch of one kind that grows. What it outgrew lives on until reset(), because kernels may still use it.

@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/cuda/launch.h"
 
@@ -12,9 +13,12 @@ namespace bam::cuda {
 
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
 inline constexpr float kLargestHalf = 65504.0f;
 
 __device__ __forceinline__ float minus_infinity() { return -__builtin_huge_valf(); }
+// The maximum of a softmax state that has seen nothing: finite, so that differences of maxima are never NaN.
+inline constexpr float kNothingSeen = -3.402823466e38f;
 
 __device__ __forceinline__ float to_float(float value) { return value; }
 __device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
@@ -50,18 +54,31 @@ __device__ __forceinline__ float max_or_nan(float a, float b) { return a != a ||
 __device__ __forceinline__ float half_bits_to_float(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
 __device__ __forceinline__ uint16_t float_to_half_bits(float value) { return __half_as_ushort(__float2half_rn(value)); }
 
+// Two halves as the register that holds them.
+__device__ __forceinline__ uint32_t bits_of(__half2 pair) {
+  uint32_t bits;
+  memcpy(&bits, &pair, sizeof bits);
+  return bits;
+}
+__device__ __forceinline__ __half2 halves_of(uint32_t bits) {
+  __half2 pair;
+  memcpy(&pair, &bits, sizeof pair);
+  return pair;
+}
+
 // Two neighbours of a fragment in one register, the first in the low half.
 template <typename T>
 __device__ __forceinline__ uint32_t pack2(float first, float second);
 template <>
 __device__ __forceinline__ uint32_t pack2<__half>(float first, float second) {
-  return static_cast<uint32_t>(__half_as_ushort(__float2half_rn(first))) |
-         static_cast<uint32_t>(__half_as_ushort(__float2half_rn(second))) << 16;
+  return bits_of(__floats2half2_rn(first, second));
 }
 template <>
 __device__ __forceinline__ uint32_t pack2<__nv_bfloat16>(float first, float second) {
-  return static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(first))) |
-         static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(second))) << 16;
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
+  uint32_t bits;
+  memcpy(&bits, &pair, sizeof bits);
+  return bits;
 }
 
 // Host files include this header, too, and their compiler knows no warps.

@@ -31,6 +31,28 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
 #endif
 }
 
+// The same from zero: d = a * b.
+template <MmaType kType>
+__device__ __forceinline__ void mma_m16n8k16_zero(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#ifdef BAM_CUDA_EMU
+  d[0] = d[1] = d[2] = d[3] = 0;
+  ::cuda_emu::mma_m16n8k16(kType == MmaType::kBF16, d, a, b);
+#else
+  if constexpr (kType == MmaType::kBF16) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%10,%10,%10,%10};\n"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.0f));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};\n"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.0f));
+  }
+#endif
+}
+
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   mma_m16n8k16<MmaType::kF16>(d, a, b);
 }
@@ -163,6 +185,24 @@ __device__ __forceinline__ void cp_async(void* shared, const void* global, int s
                  "n"(kBytes), "r"(source_bytes)
                  : "memory");
   }
+#endif
+}
+
+// 16 whole bytes to an address of shared memory.
+__device__ __forceinline__ void cp_async_16(SharedAddress shared, const void* global) {
+#ifdef BAM_CUDA_EMU
+  ::cuda_emu::cp_async(const_cast<unsigned char*>(shared), global, 16, 16);
+#else
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(shared), "l"(global) : "memory");
+#endif
+}
+// 16 bytes, of which the first `source_bytes` are read and the rest are zero.
+__device__ __forceinline__ void cp_async_16(SharedAddress shared, const void* global, int source_bytes) {
+#ifdef BAM_CUDA_EMU
+  ::cuda_emu::cp_async(const_cast<unsigned char*>(shared), global, 16, source_bytes);
+#else
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global), "r"(source_bytes)
+               : "memory");
 #endif
 }
 

@@ -58,6 +58,31 @@ __device__ __forceinline__ float fp8_to_float(uint8_t code) {
 #endif
 }
 
+// Four codes of 8 bits, the first in the lowest byte, as four halves, exact: the first two in x.
+template <bool kFp8>
+__device__ __forceinline__ uint2 widen4(uint32_t codes) {
+  if constexpr (!kFp8) {
+    // Read as unsigned they are 128 too large; under the exponent of 1024 a byte is its own mantissa.
+    const uint32_t biased = codes ^ 0x80808080u;
+    const __half2 too_much = halves_of(0x64806480u);  // 1152
+    return {bits_of(__hsub2(halves_of(__byte_perm(biased, 0x64646464u, 0x4140)), too_much)),
+            bits_of(__hsub2(halves_of(__byte_perm(biased, 0x64646464u, 0x4342)), too_much))};
+  } else {
+#if BAM_DEVICE_ARCH >= 890
+    return {cvt_f16x2_e4m3x2(static_cast<uint16_t>(codes)), cvt_f16x2_e4m3x2(static_cast<uint16_t>(codes >> 16))};
+#else
+    // The magnitude one bit lower in the upper byte of a half is the number times 2^-8. NaN (all ones) carries into the
+    // highest bit and so becomes a NaN of float16.
+    const uint32_t magnitude = codes & 0x7f7f7f7fu, nan = (magnitude + 0x01010101u) & 0x80808080u;
+    const uint32_t marked = magnitude | nan;
+    const __half2 scale = halves_of(0x5c005c00u);  // 256
+    const uint32_t low = __byte_perm(marked, 0, 0x1404) >> 1 | (__byte_perm(codes, 0, 0x1404) & 0x80008000u);
+    const uint32_t high = __byte_perm(marked, 0, 0x3424) >> 1 | (__byte_perm(codes, 0, 0x3424) & 0x80008000u);
+    return {bits_of(__hmul2(halves_of(low), scale)), bits_of(__hmul2(halves_of(high), scale))};
+#endif
+  }
+}
+
 // Element `index` of a tile's K or V array; `scale` points to the scales of its kind.
 __device__ __forceinline__ float load_stored(DType dtype, const unsigned char* array, const uint16_t* scale, int slot,
                                              int index) {

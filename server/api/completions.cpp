@@ -170,6 +170,7 @@ std::optional<ApiError> GenerationJob::submit() {
     switch (result.status) {
       case SubmitStatus::kAccepted: prompt.engine_id = engine_id; break;
       case SubmitStatus::kInvalid:
+        if (dialect_.look) return ApiError::invalid(result.message);
         return ApiError::invalid(result.message, request_.kind == ApiKind::kChat ? "messages" : "prompt",
                                  "context_length_exceeded");
       case SubmitStatus::kQueueFull:
@@ -235,6 +236,8 @@ void GenerationJob::on_event(size_t prompt_index, Event&& event) {
     record_.take(prompt, std::move(*logprobs));
   } else if (auto* embedding = std::get_if<EmbeddingEvent>(&event)) {
     prompt.embedding = std::move(embedding->values);
+  } else if (auto* attention = std::get_if<AttentionEvent>(&event)) {
+    prompt.attention = std::move(attention->report);
   } else if (auto* finish = std::get_if<FinishEvent>(&event)) {
     on_finish(prompt, *finish);
   }
@@ -362,6 +365,7 @@ void GenerationJob::complete() {
 
 // Refers to what the job owns, and keeps it alive.
 TextSource GenerationJob::reply_source() {
+  if (const auto times = inbox_.token_times()) meta_.first_token = times->first;
   std::shared_ptr<ReplyWriter> writer = make_writer();
   TextSource source = writer->reply(record_.replies(request_, reply_options_), record_.usage());
   return [self = shared_from_this(), writer, source = std::move(source)](std::string& out) { return source(out); };

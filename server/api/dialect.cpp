@@ -1,5 +1,9 @@
 #include "server/api/dialect.h"
 
+#include <algorithm>
+#include <ctime>
+
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include "server/api/completions.h"
@@ -38,6 +42,10 @@ void rename(Json& object, const char* from, const char* to) {
   if (!value.is_null()) object[to] = std::move(value);
 }
 
+std::string utc_time(int64_t unix_seconds) {
+  return fmt::format("{:%Y-%m-%dT%H:%M:%S}Z", fmt::gmtime(static_cast<std::time_t>(unix_seconds)));
+}
+
 std::string named_event(std::string_view type, const Json& data) {
   return fmt::format("event: {}\ndata: {}\n\n", type, dump_json(data));
 }
@@ -55,6 +63,28 @@ std::vector<ReplyPart> parts_of(const ChoiceReply& choice) {
   if (!choice.text.empty() || choice.tool_calls.empty()) parts.push_back({std::string(choice.text), std::nullopt});
   for (const ToolCallDelta& call : choice.tool_calls) parts.push_back({{}, call});
   return parts;
+}
+
+Json logprobs_of(const Tokenizer& tokenizer, TokenRecords tokens, size_t num_top) {
+  const auto describe = [&tokenizer](int32_t id, float logprob) -> Json {
+    Json bytes = Json::array();
+    for (const char c : tokenizer.token_bytes(id)) bytes.push_back(static_cast<int>(static_cast<unsigned char>(c)));
+    return {{"id", id},
+            {"token", token_text(tokenizer, id)},
+            {"bytes", std::move(bytes)},
+            {"logprob", std::max(logprob, -9999.0f)}};
+  };
+  Json list = Json::array();
+  for (const TokenRecord& token : tokens) {
+    if (!token.logprobs) continue;
+    Json entry = describe(token.id, token.logprobs->logprob);
+    entry["top_logprobs"] = Json::array();
+    for (size_t i = 0; i < token.logprobs->top.size() && i < num_top; ++i) {
+      entry["top_logprobs"].push_back(describe(token.logprobs->top[i].first, token.logprobs->top[i].second));
+    }
+    list.push_back(std::move(entry));
+  }
+  return list;
 }
 
 Json arguments_of(const ToolCallDelta& call) {

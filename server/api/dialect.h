@@ -21,6 +21,7 @@ struct Dialect {
   // Called when the request was accepted, with its id.
   std::function<std::unique_ptr<ReplyWriter>(const ReplyMeta& meta)> make_writer;
   Pooling pooling = Pooling::kNone;
+  std::optional<AttentionLook> look = {};
   // (field of completions or chat, the dialect's name of it), for errors.
   std::vector<std::pair<std::string, std::string>> renamed;
 
@@ -35,6 +36,9 @@ Json take(Json& object, const char* key);
 // Moves a member to another name, unless it is absent or null.
 void rename(Json& object, const char* from, const char* to);
 
+// 2026-01-31T12:00:00Z
+std::string utc_time(int64_t unix_seconds);
+
 // "event: TYPE\ndata: {…}\n\n"
 std::string named_event(std::string_view type, const Json& data);
 
@@ -47,6 +51,8 @@ struct ReplyPart {
   std::optional<ToolCallDelta> call;  // of a call, whole
 };
 std::vector<ReplyPart> parts_of(const ChoiceReply& choice);
+// [{id, token, bytes, logprob, top_logprobs}]
+Json logprobs_of(const Tokenizer& tokenizer, TokenRecords tokens, size_t num_top);
 // The arguments as an object; {} where they were cut off.
 Json arguments_of(const ToolCallDelta& call);
 

@@ -50,15 +50,8 @@ Json packed(const std::vector<float>& values) {
   return base64(bytes);
 }
 
-class EmbeddingWriter : public ReplyWriter {
+class EmbeddingWriter : public WholeReplyWriter {
  public:
-  // Embeddings are not streamed.
-  std::string begin(int32_t, const Usage&) override { return {}; }
-  std::string delta(int32_t, const ChoiceDelta&, const Usage&, const std::vector<int32_t>*) override { return {}; }
-  std::string finish(int32_t, const char*, const StopReason&, const Usage&) override { return {}; }
-  std::string end(const Usage&) override { return {}; }
-  std::string error(const ApiError&) override { return {}; }
-
   TextSource reply(std::vector<ChoiceReply> choices, const Usage& usage) override {
     return [this, choices = std::move(choices), usage](std::string& out) {
       out += dump_json(body(choices, usage));

@@ -20,7 +20,8 @@ class LlamaCppWriter final : public ReplyWriter {
         meta_(meta),
         settings_(std::move(settings)),
         prompt_(std::move(prompt)),
-        num_probs_(num_probs) {}
+        num_probs_(num_probs),
+        first_(meta.first_token) {}
 
   std::string begin(int32_t, const Usage&) override {
     first_ = Clock::now();
@@ -34,7 +35,7 @@ class LlamaCppWriter final : public ReplyWriter {
                  {"id_slot", -1},
                  {"tokens_predicted", usage.completion_tokens},
                  {"tokens_evaluated", usage.prompt_tokens}};
-    if (num_probs_ > 0) json["completion_probabilities"] = probabilities(delta.tokens);
+    if (num_probs_ > 0) json["completion_probabilities"] = logprobs_of(tokenizer_, delta.tokens, num_probs_);
     return event(json);
   }
   std::string finish(int32_t index, const char* reason, const StopReason& stop, const Usage& usage) override {
@@ -63,7 +64,8 @@ class LlamaCppWriter final : public ReplyWriter {
       for (const ChoiceReply& choice : choices) {
         list.push_back(last(choice.index, std::string(choice.text), ids_of(choice.tokens), choice.finish_reason,
                             choice.stop_reason, usage));
-        if (num_probs_ > 0) list.back()["completion_probabilities"] = probabilities(choice.tokens);
+        if (num_probs_ > 0)
+          list.back()["completion_probabilities"] = logprobs_of(tokenizer_, choice.tokens, num_probs_);
       }
       out += dump_json(list.size() == 1 ? list.front() : list);
       return false;
@@ -76,29 +78,6 @@ class LlamaCppWriter final : public ReplyWriter {
     Json ids = Json::array();
     for (const TokenRecord& token : tokens) ids.push_back(token.id);
     return ids;
-  }
-
-  Json probabilities(TokenRecords tokens) const {
-    const auto describe = [this](int32_t id, float logprob) -> Json {
-      const std::string bytes = tokenizer_.token_bytes(id);
-      Json numbers = Json::array();
-      for (const char c : bytes) numbers.push_back(static_cast<int>(static_cast<unsigned char>(c)));
-      return {{"id", id},
-              {"token", token_text(tokenizer_, id)},
-              {"bytes", std::move(numbers)},
-              {"logprob", std::max(logprob, -9999.0f)}};
-    };
-    Json list = Json::array();
-    for (const TokenRecord& token : tokens) {
-      if (!token.logprobs) continue;
-      Json entry = describe(token.id, token.logprobs->logprob);
-      entry["top_logprobs"] = Json::array();
-      for (size_t i = 0; i < token.logprobs->top.size() && i < num_probs_; ++i) {
-        entry["top_logprobs"].push_back(describe(token.logprobs->top[i].first, token.logprobs->top[i].second));
-      }
-      list.push_back(std::move(entry));
-    }
-    return list;
   }
 
   Json last(int32_t index, std::string text, Json ids, std::string_view reason, const StopReason& stop,
@@ -187,7 +166,10 @@ void handle_llamacpp_completion(ServerContext& context, CallPtr call) {
   Json limit = take(*body, "n_predict");
   if (limit.is_null()) limit = take(*body, "max_tokens");
   // −1, and nothing: until the model stops or the default limit of a chat is reached.
-  if (!limit.is_null() && !(limit.is_number() && limit < 0)) (*body)["max_tokens"] = std::move(limit);
+  if (!limit.is_null() && !(limit.is_number() && limit < 0)) {
+    if (limit == 0) (*body)["echo"] = true;  // the prompt is read, for who comes next; completions allow that with echo
+    (*body)["max_tokens"] = std::move(limit);
+  }
   size_t num_probs = 0;
   if (Json count = take(*body, "n_probs"); !count.is_null() && count != 0) {
     num_probs = static_cast<size_t>(as_integer(count, 0, limits::kLogprobs).value_or(0));

@@ -3,7 +3,6 @@
 #include <ctime>
 #include <utility>
 
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include "models/model_config.h"
@@ -14,10 +13,6 @@
 namespace bam {
 
 namespace {
-
-std::string utc_time(int64_t unix_seconds) {
-  return fmt::format("{:%Y-%m-%dT%H:%M:%S}Z", fmt::gmtime(static_cast<std::time_t>(unix_seconds)));
-}
 
 int64_t nanoseconds(Clock::duration time) { return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count(); }
 
@@ -82,7 +77,9 @@ std::optional<ApiError> translate_messages(Json& body) {
 
 class OllamaWriter final : public ReplyWriter {
  public:
-  OllamaWriter(const ReplyMeta& meta, bool chat) : meta_(meta), chat_(chat) {}
+  // num_top: alternatives of every token's log-probability, if these are asked for.
+  OllamaWriter(const Tokenizer& tokenizer, const ReplyMeta& meta, bool chat, std::optional<size_t> num_top)
+      : tokenizer_(tokenizer), meta_(meta), chat_(chat), num_top_(num_top), first_(meta.first_token) {}
 
   const char* stream_type() const override { return "application/x-ndjson"; }
   std::string begin(int32_t, const Usage&) override {
@@ -92,7 +89,7 @@ class OllamaWriter final : public ReplyWriter {
 
   std::string delta(int32_t, const ChoiceDelta& delta, const Usage&, const std::vector<int32_t>*) override {
     std::string out;
-    if (!delta.text.empty()) out += line(content(delta.text, {}));
+    if (!delta.text.empty() || (num_top_ && !delta.tokens.empty())) out += line(content(delta.text, {}, delta.tokens));
     // Arguments are an object here, so a call is told when it is whole.
     for (const ToolCallDelta& call : delta.tool_calls) {
       if (!call.name.empty() && !calling_.name.empty()) out += whole_call();
@@ -106,13 +103,13 @@ class OllamaWriter final : public ReplyWriter {
     reason_ = reason;
     return calling_.name.empty() ? std::string() : whole_call();
   }
-  std::string end(const Usage& usage) override { return line(done(content("", {}), usage)); }
+  std::string end(const Usage& usage) override { return line(done(content("", {}, {}), usage)); }
   std::string error(const ApiError& error) override { return ollama_error(error) + "\n"; }
 
   TextSource reply(std::vector<ChoiceReply> choices, const Usage& usage) override {
     return [this, choice = choices.front(), usage](std::string& out) {
       reason_ = choice.finish_reason;
-      out += dump_json(done(content(std::string(choice.text), choice.tool_calls), usage));
+      out += dump_json(done(content(std::string(choice.text), choice.tool_calls, choice.tokens), usage));
       return false;
     };
   }
@@ -121,10 +118,10 @@ class OllamaWriter final : public ReplyWriter {
   static std::string line(const Json& json) { return dump_json(json) + "\n"; }
   std::string whole_call() {
     const ToolCallDelta call = std::exchange(calling_, {});
-    return line(content("", std::span(&call, 1)));
+    return line(content("", std::span(&call, 1), {}));
   }
 
-  Json content(std::string text, std::span<const ToolCallDelta> calls) const {
+  Json content(std::string text, std::span<const ToolCallDelta> calls, TokenRecords tokens) const {
     Json json = {{"model", meta_.model}, {"created_at", utc_time(meta_.created)}};
     if (!chat_) {
       json["response"] = std::move(text);
@@ -135,6 +132,7 @@ class OllamaWriter final : public ReplyWriter {
             {{"function", {{"name", call.name}, {"arguments", arguments_of(call)}}}});
       }
     }
+    if (num_top_ && !tokens.empty()) json["logprobs"] = logprobs_of(tokenizer_, tokens, *num_top_);
     json["done"] = false;
     return json;
   }
@@ -151,22 +149,37 @@ class OllamaWriter final : public ReplyWriter {
     return json;
   }
 
+  const Tokenizer& tokenizer_;
   const ReplyMeta meta_;
   const bool chat_;
+  const std::optional<size_t> num_top_;
   Clock::time_point first_;
   ToolCallDelta calling_;
   std::string reason_;
 };
 
-void start(ServerContext& context, CallPtr call, const Json& body, ApiKind kind, bool chat) {
+void start(ServerContext& context, CallPtr call, Json body, ApiKind kind, bool chat) {
+  const Tokenizer& tokenizer = context.model.load(std::memory_order_acquire)->tokenizer;
+  std::optional<size_t> num_top;
+  if (body.value("logprobs", Json()) == true) {
+    num_top = static_cast<size_t>(as_integer(body.value("top_logprobs", Json(0)), 0, limits::kLogprobs).value_or(0));
+    // Completions have the number in the place of the wish.
+    if (kind == ApiKind::kCompletion) body["logprobs"] = body.value("top_logprobs", Json(0));
+  } else if (const Json wish = body.value("logprobs", Json()); wish.is_null() || wish == false) {
+    body.erase("logprobs");
+  }
+  if (!num_top || kind == ApiKind::kCompletion) body.erase("top_logprobs");
   start_dialect(context, std::move(call), body, kind,
                 {.id_prefix = "ollama-",
-                 .make_writer = [chat](const ReplyMeta& meta) { return std::make_unique<OllamaWriter>(meta, chat); },
+                 .make_writer =
+                     [&tokenizer, chat, num_top](const ReplyMeta& meta) {
+                       return std::make_unique<OllamaWriter>(tokenizer, meta, chat, num_top);
+                     },
                  .renamed = {{"max_tokens", "options.num_predict"}, {"response_format", "format"}}});
 }
 
 // Ollama's clients load a model by asking for nothing.
-void reply_loaded(const ServerContext& context, Call& call, bool chat) {
+void reply_loaded(const ServerContext& context, Call& call, const Json& body, bool chat) {
   Json json = {{"model", context.config.served_model_names.front()}, {"created_at", utc_time(std::time(nullptr))}};
   if (chat) {
     json["message"] = {{"role", "assistant"}, {"content", ""}};
@@ -174,7 +187,7 @@ void reply_loaded(const ServerContext& context, Call& call, bool chat) {
     json["response"] = "";
   }
   json["done"] = true;
-  json["done_reason"] = "load";
+  json["done_reason"] = body.value("keep_alive", Json()) == 0 ? "unload" : "load";  // it stays: there is one model
   call.reply_json(dump_json(json));
 }
 
@@ -223,7 +236,7 @@ std::string ollama_error(const ApiError& error) { return dump_json({{"error", er
 void handle_ollama_chat(ServerContext& context, CallPtr call) {
   auto body = read_body(*call);
   if (!body) return;
-  if (asks_nothing(*body, "messages")) return reply_loaded(context, *call, true);
+  if (asks_nothing(*body, "messages")) return reply_loaded(context, *call, *body, true);
   if (const auto error = translate_ollama(*body)) return call->reply(*error);
   if (const auto error = translate_messages(*body)) return call->reply(*error);
   start(context, std::move(call), *body, ApiKind::kChat, true);
@@ -233,9 +246,9 @@ void handle_ollama_generate(ServerContext& context, CallPtr call) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
   auto body = read_body(*call);
   if (!body) return;
-  if (asks_nothing(*body, "prompt")) return reply_loaded(context, *call, false);
+  if (asks_nothing(*body, "prompt")) return reply_loaded(context, *call, *body, false);
   if (const auto error = translate_ollama(*body)) return call->reply(*error);
-  for (const char* key : {"template", "context", "images"}) {
+  for (const char* key : {"template", "context", "images", "suffix"}) {
     if (const Json value = take(*body, key); !value.is_null() && !value.empty() && value != "") {
       return call->reply(ApiError::invalid(fmt::format("'{}' is not supported.", key), key));
     }

@@ -1,4 +1,5 @@
 // OpenAI's /v1/responses: https://platform.openai.com/docs/api-reference/responses
+#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
@@ -148,8 +149,14 @@ struct Keeping {
 
 class ResponsesWriter final : public ReplyWriter {
  public:
-  ResponsesWriter(const ReplyMeta& meta, Json settings, Keeping keeping)
-      : meta_(meta), settings_(std::move(settings)), keeping_(std::move(keeping)) {}
+  // num_top: alternatives of every token's log-probability, if these are asked for.
+  ResponsesWriter(const Tokenizer& tokenizer, const ReplyMeta& meta, Json settings, Keeping keeping,
+                  std::optional<size_t> num_top)
+      : tokenizer_(tokenizer),
+        meta_(meta),
+        settings_(std::move(settings)),
+        keeping_(std::move(keeping)),
+        num_top_(num_top) {}
 
   std::string begin(int32_t, const Usage&) override {
     begun_ = true;
@@ -161,11 +168,14 @@ class ResponsesWriter final : public ReplyWriter {
 
   std::string delta(int32_t, const ChoiceDelta& delta, const Usage&, const std::vector<int32_t>*) override {
     std::string out;
-    if (!delta.text.empty()) {
+    if (!delta.text.empty() || (num_top_ && !delta.tokens.empty() && delta.tool_calls.empty())) {
       if (!open_) out += open_message();
-      items_.back()["content"][0]["text"].get_ref<std::string&>() += delta.text;
+      Json& part = items_.back()["content"][0];
+      part["text"].get_ref<std::string&>() += delta.text;
+      const Json logprobs = logprobs_json(delta.tokens);
+      for (const Json& token : logprobs) part["logprobs"].push_back(token);
       out += event("response.output_text.delta",
-                   at_item({{"content_index", 0}, {"delta", delta.text}, {"logprobs", Json::array()}}));
+                   at_item({{"content_index", 0}, {"delta", delta.text}, {"logprobs", logprobs}}));
     }
     for (const ToolCallDelta& call : delta.tool_calls) {
       if (!call.name.empty()) {
@@ -204,6 +214,7 @@ class ResponsesWriter final : public ReplyWriter {
       reason_ = choice.finish_reason;
       for (const ReplyPart& part : parts_of(choice)) {
         items_.push_back(part.call ? call_item(*part.call, part.call->arguments) : message_item(part.text));
+        if (!part.call) items_.back()["content"][0]["logprobs"] = logprobs_json(choice.tokens);
         items_.back()["status"] = "completed";
       }
       items_.back()["status"] = status();
@@ -223,6 +234,10 @@ class ResponsesWriter final : public ReplyWriter {
             {"output_tokens", usage.completion_tokens},
             {"output_tokens_details", {{"reasoning_tokens", 0}}},
             {"total_tokens", usage.prompt_tokens + usage.completion_tokens}};
+  }
+
+  Json logprobs_json(TokenRecords tokens) const {
+    return num_top_ ? logprobs_of(tokenizer_, tokens, *num_top_) : Json::array();
   }
 
   std::string new_item_id(const char* prefix) const { return fmt::format("{}{}_{}", prefix, meta_.id, items_.size()); }
@@ -265,7 +280,7 @@ class ResponsesWriter final : public ReplyWriter {
     if (item["type"] == "message") {
       const Json& part = item["content"][0];
       out = event("response.output_text.done",
-                  at_item({{"content_index", 0}, {"text", part["text"]}, {"logprobs", Json::array()}}));
+                  at_item({{"content_index", 0}, {"text", part["text"]}, {"logprobs", part["logprobs"]}}));
       out += event("response.content_part.done", at_item({{"content_index", 0}, {"part", part}}));
     } else {
       out = event("response.function_call_arguments.done",
@@ -310,9 +325,11 @@ class ResponsesWriter final : public ReplyWriter {
     keeping_.store->put(keeping_.tenant, meta_.id, {dump_json(done), std::move(keeping_.input), *std::move(messages)});
   }
 
+  const Tokenizer& tokenizer_;
   const ReplyMeta meta_;
   const Json settings_;
   Keeping keeping_;
+  const std::optional<size_t> num_top_;
   Json items_ = Json::array();
   bool begun_ = false, open_ = false;
   std::string reason_;
@@ -324,6 +341,19 @@ ApiError no_response(const std::string& id) {
       fmt::format("There is no response '{}' here: it was never stored, or it had to make room, or it was deleted.",
                   id.substr(0, 200)),
       "response_not_found");
+}
+
+// include: ["message.output_text.logprobs"] is chat's logprobs; top_logprobs says how many alternatives.
+std::optional<size_t> translate_logprobs(Json& body) {
+  const Json include = body.value("include", Json());
+  const auto wanted = [](const Json& what) { return what == "message.output_text.logprobs"; };
+  if (!include.is_array() || std::none_of(include.begin(), include.end(), wanted)) {
+    body.erase("top_logprobs");
+    return std::nullopt;
+  }
+  if (include.size() == 1) body.erase("include");
+  body["logprobs"] = true;
+  return static_cast<size_t>(as_integer(body.value("top_logprobs", Json(0)), 0, limits::kLogprobs).value_or(0));
 }
 
 // `input` as a list of items.
@@ -378,12 +408,16 @@ void handle_responses(ServerContext& context, CallPtr call) {
   translate_tools(*body);
   rename(*body, "max_output_tokens", "max_tokens");
   if (take(*body, "truncation") == "auto") (*body)["truncate_prompt_tokens"] = -1;
+  const std::optional<size_t> num_top = translate_logprobs(*body);
+  const Tokenizer& tokenizer = context.model.load(std::memory_order_acquire)->tokenizer;
   for (const char* key : {"stream_options", "metadata", "background"}) body->erase(key);
   start_dialect(
       context, std::move(call), *body, ApiKind::kChat,
       {.id_prefix = "resp_",
-       .make_writer = [settings = std::move(settings), keeping = std::move(keeping)](
-                          const ReplyMeta& meta) { return std::make_unique<ResponsesWriter>(meta, settings, keeping); },
+       .make_writer =
+           [&tokenizer, settings = std::move(settings), keeping = std::move(keeping), num_top](const ReplyMeta& meta) {
+             return std::make_unique<ResponsesWriter>(tokenizer, meta, settings, keeping, num_top);
+           },
        .renamed = {{"max_tokens", "max_output_tokens"}, {"response_format", "text.format"}, {"messages", "input"}}});
 }
 

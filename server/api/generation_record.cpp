@@ -63,6 +63,7 @@ std::vector<ChoiceReply> GenerationRecord::replies(const GenerationRequest& requ
       if (request.prompt_logprobs) reply.prompt_logprobs = TokenRecords(prepared.records);
       if (request.return_token_ids) reply.prompt_ids = &prepared.ids;
       reply.embedding = prompt.embedding;
+      if (prompt.attention) reply.attention = &*prompt.attention;
     }
   }
   return choices;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,7 @@ class GenerationRecord {
     int64_t num_tokens = 0;
     int64_t cached_tokens = 0;
     std::vector<float> embedding;
+    std::optional<AttentionReport> attention;
     std::vector<Choice> choices;
   };
 

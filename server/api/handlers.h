@@ -38,9 +38,12 @@ void handle_tokenizer_info(ServerContext& context, CallPtr call);
 Json tokenize_schema();  // of their requests
 Json detokenize_schema();
 
-// handlers_prior.cpp: what the heads look at
-void handle_prior(ServerContext& context, CallPtr call);
+// handlers_attention.cpp: where a row looks
 void handle_attention(ServerContext& context, CallPtr call);
+Json attention_schema();  // of its requests
+
+// handlers_prior.cpp: what the heads are made to look at
+void handle_prior(ServerContext& context, CallPtr call);
 void handle_passkey(ServerContext& context, CallPtr call);
 
 // handlers_batch.cpp: files and batches

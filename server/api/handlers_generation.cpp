@@ -1,3 +1,4 @@
+#include "base/json_discard.h"
 #include "server/api/completions.h"
 #include "server/api/json_body.h"
 
@@ -23,8 +24,9 @@ void start_generation(ServerContext& context, CallPtr call, ApiKind kind) {
   auto json = parse_json_object(call->body);
   call->drop_body();
   if (!json) return call->reply(json.error());
+  const DiscardAtEnd at_end(*json);
   auto request = parse_generation_request(*json, kind, model.defaults);
-  *json = Json();
+  discard(*json);
   if (!request) return call->reply(request.error());
   start(context, model, std::move(call), *std::move(request));
 }
@@ -47,6 +49,7 @@ void start_dialect(ServerContext& context, CallPtr call, const Json& body, ApiKi
   // The short default of a completion is OpenAI's alone.
   if (!body.contains("max_tokens")) request->max_tokens.reset();
   request->engine.pooling = dialect.pooling;
+  request->engine.look = dialect.look;
   start(context, model, std::move(call), *std::move(request), std::move(dialect));
 }
 

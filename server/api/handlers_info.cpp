@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include "models/model_config.h"
+#include "server/api/dialect.h"
 #include "server/api/handlers.h"
 #include "server/api/openapi.h"
 #include "server/api/web_assets.h"
@@ -16,6 +17,9 @@ Json model_json(const ServerContext& context, const ServingModel& model, const s
           {"object", "model"},
           {"created", model.created},
           {"owned_by", "bam"},
+          {"type", "model"},  // this and the next two are for clients of /v1/messages
+          {"display_name", name},
+          {"created_at", utc_time(model.created)},
           {"root", context.config.served_model_names.front()},
           {"max_model_len", engine.config().max_model_len},
           {"meta",
@@ -69,7 +73,12 @@ void handle_models(ServerContext& context, CallPtr call) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
   Json list = Json::array();
   for (const std::string& name : context.config.served_model_names) list.push_back(model_json(context, model, name));
-  call->reply_json(dump_json({{"object", "list"}, {"data", std::move(list)}}));
+  const auto& names = context.config.served_model_names;
+  call->reply_json(dump_json({{"object", "list"},
+                              {"data", std::move(list)},
+                              {"has_more", false},
+                              {"first_id", names.front()},
+                              {"last_id", names.back()}}));
 }
 
 void handle_model(ServerContext& context, CallPtr call) {

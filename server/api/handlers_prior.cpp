@@ -10,8 +10,6 @@ namespace bam {
 
 namespace {
 
-constexpr int64_t kMaxAttentionTokens = 2048;
-
 const char* form_name(PriorForm form) { return form == PriorForm::kScaleOutside ? "scale_outside" : "scale_inside"; }
 
 }  // namespace
@@ -51,37 +49,6 @@ void handle_prior(ServerContext& context, CallPtr call) {
                                   {"num_kv_heads", config.num_kv_heads},
                                   {"max_model_len", model.engine.config().max_model_len},
                                   {"heads", std::move(heads)}}));
-}
-
-void handle_attention(ServerContext& context, CallPtr call) {
-  const ServingModel& model = *context.model.load(std::memory_order_acquire);
-  const ModelConfig& config = model.engine.model_config();
-  auto body = parse_json_object(call->body);
-  if (!body) return call->reply(body.error());
-  FieldReader fields(*body);
-  std::vector<int32_t> tokens;
-  if (const Json* ids = fields.array("tokens", kMaxAttentionTokens)) {
-    if (auto list = read_token_ids(fields, "tokens", *ids)) tokens = *std::move(list);
-  } else if (auto text = fields.text("prompt", 1 << 20)) {
-    tokens = model.tokenizer.encode(*text, fields.boolean("add_special_tokens").value_or(true), true);
-  }
-  if (fields.ok() && tokens.empty()) fields.fail("prompt", "'prompt' or 'tokens' is missing or empty.");
-  if (fields.ok() && static_cast<int64_t>(tokens.size()) > kMaxAttentionTokens) {
-    fields.fail("prompt",
-                fmt::format("the prompt has {} tokens; at most {} are shown.", tokens.size(), kMaxAttentionTokens));
-  }
-  for (const int32_t id : tokens) {
-    if (id >= config.vocab_size) fields.fail("tokens", fmt::format("'tokens': {} is no token id.", id));
-  }
-  const int64_t last = static_cast<int64_t>(tokens.size()) - 1;
-  const int64_t layer = fields.integer("layer", 0, config.num_layers - 1).value_or(0);
-  const int64_t head = fields.integer("head", 0, config.num_heads - 1).value_or(0);
-  const int64_t position = fields.ok() ? fields.integer("position", 0, last).value_or(last) : 0;
-  if (!fields.ok()) return call->reply(ApiError::invalid(fields.error()));
-  const auto row = model.engine.attention_row(tokens, static_cast<int>(layer), static_cast<int>(head), position);
-  if (!row) return call->reply(ApiError::invalid(row.error().what()));
-  call->reply_json(dump_json(
-      {{"layer", layer}, {"head", head}, {"position", position}, {"tokens", tokens}, {"probabilities", *row}}));
 }
 
 void handle_passkey(ServerContext& context, CallPtr call) {

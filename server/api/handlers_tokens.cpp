@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "base/json_discard.h"
 #include "base/utf8.h"
 #include "models/model_config.h"
 #include "server/api/chat_prompt.h"
@@ -71,6 +72,7 @@ ApiResult<T> read_body(Call& call, const FieldTable<T>& fields) {
   auto body = parse_json_object(call.body);
   call.drop_body();
   if (!body) return body.error();
+  const DiscardAtEnd at_end(*body);
   T request;
   FieldReader in(*body);
   read_fields(in, fields, ~0u, request);

@@ -11,7 +11,7 @@ ApiResult<Json> parse_json_object(std::string_view text, const JsonLimits& limit
   if (!value->is_object()) {
     return ApiError::invalid(fmt::format("The request body must be a JSON object, got {}.", quote_json(*value)));
   }
-  return *std::move(value);
+  return std::move(value).value();
 }
 
 }  // namespace bam

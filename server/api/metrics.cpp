@@ -116,6 +116,10 @@ Source counter(std::atomic<uint64_t> EngineStats::*member) {
   return engine_value([member](const EngineView& e) { return load(e.stats.*member); });
 }
 
+Source store(std::atomic<uint64_t> PrefixStoreStats::*member) {
+  return engine_value([member](const EngineView& e) { return load((*e.stats.store).*member); });
+}
+
 Source gauge(int64_t EnginePicture::*member) {
   return engine_value([member](const EngineView& e) { return e.picture.*member; });
 }
@@ -244,6 +248,7 @@ Samples responses(const HttpMetrics& http) {
 // clang-format off
 std::vector<Metric> make_metrics() {
   using Stats = EngineStats;
+  using Store = PrefixStoreStats;
   using Http = HttpMetrics;
   return {
       {"bam_requests_running", {"vllm:num_requests_running"}, "gauge", "Requests in the batch.", gauge(&EnginePicture::running)},
@@ -266,6 +271,15 @@ std::vector<Metric> make_metrics() {
        counter(&Stats::drafts_proposed)},
       {"bam_draft_tokens_accepted_total", {"vllm:spec_decode_num_accepted_tokens_total"}, "counter", "Of these, tokens that were right.",
        counter(&Stats::drafts_accepted)},
+      {"bam_kv_store_hits_total", {}, "counter", "Prompts of which the store of --kv-store had a part.", store(&Store::hits)},
+      {"bam_kv_store_misses_total", {}, "counter", "Prompts that were looked up there in vain.", store(&Store::misses)},
+      {"bam_kv_store_timeouts_total", {}, "counter", "Prompts that were computed because it did not answer in time.", store(&Store::timeouts)},
+      {"bam_kv_store_errors_total", {}, "counter", "Times it could not be read or written.", store(&Store::errors)},
+      {"bam_kv_store_restored_tokens_total", {}, "counter", "Prompt tokens that need not be computed because of it.", store(&Store::restored_tokens)},
+      {"bam_kv_store_read_bytes_total", {}, "counter", "Bytes read from it.", store(&Store::read_bytes)},
+      {"bam_kv_store_written_bytes_total", {}, "counter", "Bytes written to it.", store(&Store::written_bytes)},
+      {"bam_kv_store_refused_objects_total", {}, "counter", "Objects in it that were damaged.", store(&Store::refused_objects)},
+      {"bam_kv_store_dropped_writes_total", {}, "counter", "Prompts not written to it: too many at once, or it was away.", store(&Store::dropped_writes)},
       {"bam_preemptions_total", {"vllm:num_preemptions_total"}, "counter", "Sequences put back into the queue.", counter(&Stats::preemptions)},
       {"bam_pauses_total", {}, "counter", "Times a request was paused for its reader.", counter(&Stats::pauses)},
       {"bam_kv_pages_evicted_total", {}, "counter", "Cached pages given to new requests.", counter(&Stats::pages_evicted)},

@@ -19,6 +19,11 @@ std::string read_content(FieldReader& message, const std::string& key) {
   for (const Json& part : *content) {
     const std::string type =
         part.is_object() && part.contains("type") && part["type"].is_string() ? part["type"].get<std::string>() : "";
+    // An assistant that refused said so in words.
+    if (type == "refusal" && part.contains(type) && part[type].is_string()) {
+      text += part[type].get_ref<const std::string&>();
+      continue;
+    }
     if (type != "text" || !part.contains("text") || !part["text"].is_string()) {
       message.fail(key,
                    type.empty() || type == "text"

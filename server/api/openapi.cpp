@@ -188,6 +188,7 @@ std::string openapi_document(const std::string& version) {
   schemas["CompletionRequest"] = fields_schema(generation_fields(), kInCompletions);
   schemas["TokenizeRequest"] = tokenize_schema();
   schemas["DetokenizeRequest"] = detokenize_schema();
+  schemas["AttentionRequest"] = attention_schema();
   schemas["ChatRequest"] = fields_schema(generation_fields(), kInChat);
   schemas.update(Json::parse(openapi_dialect_schemas()));
   document["components"] = {{"schemas", std::move(schemas)},

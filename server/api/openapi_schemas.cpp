@@ -117,16 +117,16 @@ const char* openapi_schemas() {
 "integer"}, "num_kv_heads": {"type": "integer"}, "max_model_len": {"type": "integer"}, "heads": {"type": "array",
 "items": {"$ref": "#/components/schemas/HeadPrior"}}}, "required": ["position_encoding", "prior_form", "prior_eps",
 "ssmax", "ssmax_prior", "head_dim", "num_layers", "num_heads", "num_kv_heads", "max_model_len", "heads"]},
-"AttentionRequest": {"type": "object", "properties": {"prompt": {"type": "string"}, "tokens": {"type": "array",
-"items": {"type": "integer", "minimum": 0, "maximum": 2147483647}, "maxItems": 2048, "minItems": 1}, "layer":
-{"anyOf": [{"type": "integer", "minimum": 0, "maximum": 2147483647}, {"type": "null"}]}, "head": {"anyOf": [{"type":
-"integer", "minimum": 0, "maximum": 2147483647}, {"type": "null"}]}, "position": {"anyOf": [{"type": "integer",
-"minimum": 0, "maximum": 2047}, {"type": "null"}]}, "add_special_tokens": {"anyOf": [{"type": "boolean"}, {"type":
-"null"}]}}, "anyOf": [{"required": ["prompt"]}, {"required": ["tokens"]}]},
-"Attention": {"type": "object", "properties": {"layer": {"type": "integer"}, "head": {"type": "integer"},
-"position": {"type": "integer"}, "tokens": {"type": "array", "items": {"type": "integer"}}, "probabilities":
-{"type": "array", "items": {"type": "number"}}}, "required": ["layer", "head", "position", "tokens",
-"probabilities"]},
+"Attention": {"type": "object", "properties": {"object": {"const": "attention"}, "id": {"type": "string"}, "model": {"type":
+"string"}, "position": {"type": "integer"}, "from": {"type": "integer"}, "to": {"type": "integer"}, "bin_keys": {"type":
+"integer"}, "heads": {"type": "array", "items": {"type": "object", "properties": {"layer": {"type": "integer"}, "head":
+{"type": "integer"}, "first_key": {"type": "integer"}, "outside": {"type": "number"}, "sum": {"type": "array", "items":
+{"type": "number"}}, "max": {"type": "array", "items": {"type": "number"}}, "prior": {"type": "array", "items": {"type":
+"number"}}, "spans": {"type": "array", "items": {"type": "number"}}, "peaks": {"type": "array", "items": {"type": "object",
+"properties": {"key": {"type": "integer"}, "weight": {"type": "number"}, "prior": {"type": "number"}}, "required": ["key",
+"weight", "prior"]}}}, "required": ["layer", "head", "first_key", "outside", "sum", "max", "prior", "spans", "peaks"]}},
+"tokens": {"type": "object", "additionalProperties": {"type": "string"}}, "usage": {"type": "object"}}, "required":
+["object", "id", "model", "position", "from", "to", "bin_keys", "heads", "tokens", "usage"]},
 "PasskeyRequest": {"type": "object", "properties": {"length": {"anyOf": [{"type": "integer", "minimum": 1,
 "maximum": 1099511627776}, {"type": "null"}]}, "depths": {"anyOf": [{"type": "array", "minItems": 1, "maxItems": 20,
 "items": {"type": "number", "minimum": 0, "maximum": 1}}, {"type": "null"}]}, "seed": {"anyOf": [{"type": "integer",

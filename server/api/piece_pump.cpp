@@ -1,5 +1,8 @@
 #include "server/api/piece_pump.h"
 
+#include "base/describe.h"
+#include "base/log.h"
+
 namespace bam {
 
 void PiecePump::start(TextSource source, std::function<void()> done) {
@@ -12,9 +15,14 @@ void PiecePump::start(TextSource source, std::function<void()> done) {
 void PiecePump::make_next() {
   state_ = State::kMaking;
   const std::function<void()> task = [self = shared_from_this(), source = source_] {
-    std::string piece;
-    const bool more = (*source)(piece);
-    self->call_->post([self, more, piece = std::move(piece)]() mutable { self->made(std::move(piece), more); });
+    try {
+      std::string piece;
+      const bool more = (*source)(piece);
+      self->call_->post([self, more, piece = std::move(piece)]() mutable { self->made(std::move(piece), more); });
+    } catch (const std::exception& error) {
+      log::error("a reply was broken off: {}", describe(error));
+      self->call_->post([self] { self->failed(); });
+    }
   };
   // A piece is small: with no worker to be had, it is made here.
   if (!workers_.submit(Workers::Lane::kLarge, task)) task();
@@ -37,6 +45,13 @@ void PiecePump::made(std::string piece, bool more) {
 
 void PiecePump::drained() {
   if (state_ == State::kWaiting) make_next();
+}
+
+// Half a text must not look like a whole one.
+void PiecePump::failed() {
+  if (state_ != State::kMaking) return;
+  stop();
+  stream_->abort();
 }
 
 void PiecePump::stop() {

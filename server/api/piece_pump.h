@@ -31,6 +31,7 @@ class PiecePump : public std::enable_shared_from_this<PiecePump> {
   enum class State : uint8_t { kIdle, kMaking, kWaiting, kStopped };
   void make_next();
   void made(std::string piece, bool more);
+  void failed();
 
   Workers& workers_;
   const CallPtr call_;

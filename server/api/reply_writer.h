@@ -25,6 +25,7 @@ struct ReplyMeta {
   std::string system_fingerprint;
   int64_t created = 0;  // Unix seconds
   Clock::time_point started = {};
+  Clock::time_point first_token = {};  // of a reply in one piece: when it came, if there is one
 };
 
 struct Usage {
@@ -55,6 +56,7 @@ struct ChoiceReply {
   const std::vector<int32_t>* prompt_ids = nullptr;  // return_token_ids
   std::optional<TokenRecords> prompt_logprobs;       // vLLM's prompt_logprobs
   std::span<const float> embedding;                  // of the prompt, if it was asked for
+  const AttentionReport* attention = nullptr;        // likewise, of its last row
 };
 
 // The events of one generation in the order in which they happen. A stream gets begin, any number of deltas and finish
@@ -82,6 +84,16 @@ class ReplyWriter {
 
   // What the choices refer to, and the writer, outlive the source.
   virtual TextSource reply(std::vector<ChoiceReply> choices, const Usage& usage) = 0;
+};
+
+// Of an API whose replies are never streamed.
+class WholeReplyWriter : public ReplyWriter {
+ public:
+  std::string begin(int32_t, const Usage&) final { return {}; }
+  std::string delta(int32_t, const ChoiceDelta&, const Usage&, const std::vector<int32_t>*) final { return {}; }
+  std::string finish(int32_t, const char*, const StopReason&, const Usage&) final { return {}; }
+  std::string end(const Usage&) final { return {}; }
+  std::string error(const ApiError&) final { return {}; }
 };
 
 }  // namespace bam

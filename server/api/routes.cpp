@@ -63,7 +63,7 @@ std::vector<Route> make_routes() {
       {"POST", "/v1/kv/save", handle_kv_save, kAdmin, kSlow, kModel, false, "Save a prompt's KV pages to a file"},
       {"POST", "/v1/kv/restore", handle_kv_restore, kAdmin, kSlow, kModel, false, "Load saved KV pages"},
       {"GET", "/v1/prior", handle_prior, kKey, kLoop, kModel, false, "The positional prior of every head"},
-      {"POST", "/v1/attention", handle_attention, kKey, kSlow, kModel, kWork, "What one head looks at"},
+      {"POST", "/v1/attention", handle_attention, kKey, kWorker, kModel, kWork, "Where a row looks, in every head"},
       {"POST", "/v1/selftest/passkey", handle_passkey, kKey, kWorker, kModel, kWork, "Find hidden numbers"},
       {"GET", "/health", handle_health, kOpen, kLoop, false, false, "Readiness, with details for those with a key"},
       {"GET", "/livez", handle_livez, kPublic, kLoop, false, false, "The process answers"},

@@ -123,6 +123,7 @@ void read_choice(FieldReader& in, ToolUse& out) {
   }
   if (const std::string name = function_name(*given); !name.empty()) {
     out.choice = ToolUse::Choice::kRequired;
+    out.parallel = false;  // who names a function wants one call of it
     return restrict_to(in, {name}, out);
   }
   const Json allowed = given->is_object() ? given->value("allowed_tools", Json()) : Json();
@@ -156,7 +157,7 @@ ToolUse read_tools(FieldReader& in, const ConstraintSpec& constraint) {
   ToolUse out;
   read_definitions(in, out);
   if (in.ok()) read_choice(in, out);
-  out.parallel = in.boolean("parallel_tool_calls").value_or(true);
+  if (!in.boolean("parallel_tool_calls").value_or(true)) out.parallel = false;
   if (!in.ok() || !out.active()) return out;
   if (constraint.kind == Kind::kRegex || constraint.kind == Kind::kChoice || constraint.kind == Kind::kGrammar) {
     in.fail("tools", fmt::format("'tools' cannot be combined with '{}'.", constraint.param));

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include "base/describe.h"
+#include "base/log.h"
 #include "server/http/http_context.h"
 #include "server/http/sse_stream.h"
 
@@ -138,6 +140,16 @@ void Exchange::reply(HttpReply reply) {
   context_.metrics.count_response(route ? route->path : "other", reply.status);
   send(make_response(std::move(reply)));
   log.write();
+}
+
+void Exchange::reply_or_close(const ApiError& error) noexcept {
+  try {
+    reply(error);
+  } catch (const std::exception& failure) {
+    bam::log::error("{} {}: no reply could be made: {}", method, path, describe(failure));
+    const auto tcp = connection_ ? connection_->tcp().lock() : nullptr;
+    if (tcp) trantor::EventLoop::guarded([&] { tcp->forceClose(); });
+  }
 }
 
 std::shared_ptr<ReplyStream> Exchange::open_stream(ReplyStream::Head head, ReplyStream::Callbacks callbacks) {

@@ -34,6 +34,8 @@ class Exchange : public Call {
   void drop_body() override;
   using Call::reply;
   void reply(HttpReply reply) override;
+  // For a handler that failed: where there is no memory even for the error, the connection ends. Never throws.
+  void reply_or_close(const ApiError& error) noexcept;
   std::shared_ptr<ReplyStream> open_stream(ReplyStream::Head head, ReplyStream::Callbacks callbacks) override;
 
   trantor::EventLoop* loop() const { return loop_; }

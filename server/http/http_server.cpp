@@ -130,9 +130,12 @@ void dispatch(HttpContext& context, const std::shared_ptr<Exchange>& exchange) {
     if (!exchange->is_open()) return;  // nobody waits for the answer
     try {
       exchange->route->handler(context, exchange);
+    } catch (const std::bad_alloc&) {
+      log::error("{} {}: out of memory", exchange->method, exchange->route->path);
+      exchange->reply_or_close(ApiError::unavailable("The server is out of memory.", "out_of_memory", 1));
     } catch (const std::exception& error) {
       log::error("{} {}: {}", exchange->method, exchange->route->path, error.what());
-      exchange->reply(ApiError::internal("The request failed inside the server."));
+      exchange->reply_or_close(ApiError::internal("The request failed inside the server."));
     }
   };
   if (exchange->route->run_on == RunOn::kLoop) {

@@ -115,9 +115,11 @@ void SseStream::tick() {
   measure();
   const auto now = Clock::now();
   if (now - last_progress_ > seconds(context_.config.stall_timeout_s)) {
-    log::debug("ending stream {}: the client does not read", exchange_->request_id);
-    context_.metrics.slow_readers.fetch_add(1, std::memory_order_relaxed);
-    if (const auto on_stalled = std::exchange(callbacks_.on_stalled, nullptr)) on_stalled();
+    if (const auto on_stalled = std::exchange(callbacks_.on_stalled, nullptr)) {
+      log::debug("ending stream {}: the client does not read", exchange_->request_id);
+      context_.metrics.slow_readers.fetch_add(1, std::memory_order_relaxed);
+      on_stalled();
+    }
     return;
   }
   if (now >= next_ping_) {

@@ -1,9 +1,18 @@
 #include "server/http/worker_pool.h"
 
+#include "base/describe.h"
+#include "base/log.h"
+
 namespace bam {
 
 WorkerPool::WorkerPool() {
-  for (size_t i = 0; i < queues_.size(); ++i) threads_.emplace_back([this, i] { run(i); });
+  threads_.reserve(queues_.size());
+  try {
+    for (size_t i = 0; i < queues_.size(); ++i) threads_.emplace_back([this, i] { run(i); });
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
 WorkerPool::~WorkerPool() { stop(); }
@@ -41,7 +50,11 @@ void WorkerPool::run(size_t thread_index) {
     std::function<void()> task = std::move(queue.front());
     queue.pop_front();
     lock.unlock();
-    task();
+    try {
+      task();
+    } catch (const std::exception& error) {  // tasks answer for themselves; this one could not even do that
+      log::error("a worker's task failed: {}", describe(error));
+    }
     task = nullptr;  // what it captured may be the last owner of a request
     lock.lock();
   }

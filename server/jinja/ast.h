@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/jinja/lexer.h"
 #include "server/jinja/value.h"
 
 namespace bam::jinja {
@@ -90,7 +91,7 @@ struct Node {
 };
 
 // Throws Error with the line.
-Body parse_template(std::string_view source);
+Body parse_template(std::string_view source, Whitespace whitespace = Whitespace::kTrimmed);
 
 // Nesting of blocks and of expressions.
 inline constexpr int kMaxNesting = 100;

@@ -14,7 +14,7 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_name_start(char c) { return c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 bool is_name_part(char c) { return is_name_start(c) || is_digit(c); }
 
-std::string normalized_newlines(std::string_view source) {
+std::string normalized_newlines(std::string_view source, bool keep_last) {
   std::string out;
   out.reserve(source.size());
   for (size_t i = 0; i < source.size(); ++i) {
@@ -25,7 +25,7 @@ std::string normalized_newlines(std::string_view source) {
     out += '\n';
     if (i + 1 < source.size() && source[i + 1] == '\n') ++i;
   }
-  if (out.ends_with('\n')) out.pop_back();
+  if (!keep_last && out.ends_with('\n')) out.pop_back();
   return out;
 }
 
@@ -43,7 +43,8 @@ void append_codepoint(std::string& out, uint32_t c) {
 
 class Lexer {
  public:
-  explicit Lexer(std::string_view source) : text_(normalized_newlines(source)) {}
+  Lexer(std::string_view source, Whitespace whitespace)
+      : trims_(whitespace == Whitespace::kTrimmed), text_(normalized_newlines(source, !trims_)) {}
 
   std::vector<Token> run() {
     while (pos_ < text_.size()) {
@@ -83,7 +84,7 @@ class Lexer {
     const char sign = tag + 2 < text_.size() ? text_[tag + 2] : '\0';
     if (kind != '\0' && sign == '-') {
       while (end > from && is_space(text_[end - 1])) --end;
-    } else if ((kind == '%' || kind == '#') && sign != '+') {
+    } else if (trims_ && (kind == '%' || kind == '#') && sign != '+') {
       // lstrip_blocks: blanks between the start of the line and a block are the template's own indentation.
       size_t line_start = end;
       while (line_start > from && text_[line_start - 1] != '\n' && is_space(text_[line_start - 1])) --line_start;
@@ -98,7 +99,7 @@ class Lexer {
     size_t end = pos_ + length;
     if (sign == '-') {
       while (end < text_.size() && is_space(text_[end])) ++end;
-    } else if (!keeps_newline && sign != '+' && end < text_.size() && text_[end] == '\n') {
+    } else if (trims_ && !keeps_newline && sign != '+' && end < text_.size() && text_[end] == '\n') {
       ++end;
     }
     line_starting_ = text_[end - 1] == '\n';
@@ -284,6 +285,7 @@ class Lexer {
     push(Token::Kind::kOperator, pos_ + 1);
   }
 
+  const bool trims_;
   const std::string text_;
   size_t pos_ = 0;
   int line_ = 1;
@@ -293,6 +295,6 @@ class Lexer {
 
 }  // namespace
 
-std::vector<Token> tokenize(std::string_view source) { return Lexer(source).run(); }
+std::vector<Token> tokenize(std::string_view source, Whitespace whitespace) { return Lexer(source, whitespace).run(); }
 
 }  // namespace bam::jinja

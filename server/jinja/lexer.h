@@ -29,7 +29,11 @@ struct Token {
   bool is_name(std::string_view name) const { return kind == Kind::kName && text == name; }
 };
 
-// Jinja's lexer with trim_blocks, lstrip_blocks and without keep_trailing_newline. Throws Error with the line.
-std::vector<Token> tokenize(std::string_view source);
+// kTrimmed: trim_blocks, lstrip_blocks and no trailing newline, as chat templates are read. kPlain: none of them, and
+// keep_trailing_newline, as the templates of evaluation tasks are.
+enum class Whitespace : uint8_t { kTrimmed, kPlain };
+
+// Throws Error with the line.
+std::vector<Token> tokenize(std::string_view source, Whitespace whitespace = Whitespace::kTrimmed);
 
 }  // namespace bam::jinja

@@ -173,6 +173,8 @@ class TemplateParser {
 
 }  // namespace
 
-Body parse_template(std::string_view source) { return TemplateParser(tokenize(source)).run(); }
+Body parse_template(std::string_view source, Whitespace whitespace) {
+  return TemplateParser(tokenize(source, whitespace)).run();
+}
 
 }  // namespace bam::jinja

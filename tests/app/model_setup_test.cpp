@@ -46,6 +46,24 @@ TEST(ModelSetup, APyTorchCheckpointIsSentToTheConverter) {
   EXPECT_NE(refusal([&] { find_checkpoint("no/such/folder"); }).find("does not exist"), std::string::npos);
 }
 
+TEST(ModelSetup, AttentionIsInIntegersOverInt8PagesUnlessToldOtherwise) {
+  const auto in_integers = [](DType pages, const std::string& math) {
+    ModelSettings settings;
+    settings.device = "cpu";
+    settings.threads = 1;
+    settings.attention_math = math;
+    settings.engine.kv_dtype = pages;
+    return make_backend(settings)->numerics().find("int8 attention") != std::string::npos;
+  };
+  EXPECT_TRUE(in_integers(DType::kI8, ModelSettings{}.attention_math));
+  EXPECT_FALSE(in_integers(DType::kF16, ModelSettings{}.attention_math));
+  EXPECT_FALSE(in_integers(DType::kI4, ModelSettings{}.attention_math));
+  EXPECT_FALSE(in_integers(DType::kI8, "f32"));
+  EXPECT_TRUE(in_integers(DType::kI4, "int8"));
+  EXPECT_NE(refusal([&] { in_integers(DType::kF16, "int8"); }).find("needs --kv-dtype int8 or int4"),
+            std::string::npos);
+}
+
 TEST(ModelSetup, KvMemoryBeyondTheMachineIsRefused) {
   EXPECT_EQ(refusal([] { check_kv_memory(uint64_t{8} << 30, uint64_t{8} << 30); }), "");
   EXPECT_NE(

@@ -4,12 +4,14 @@ Everything stays on the loopback interface and inside the servers that the tests
 
 import atexit
 import contextlib
+import mmap
 import os
 import pathlib
 import re
 import shutil
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import tempfile
@@ -110,6 +112,34 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+class Faults:
+    """Memory and threads that the system refuses to a server started with environment() (tests/attack/faults.cpp)."""
+
+    FIELDS = ("every", "smallest", "failed", "thread", "threads")
+
+    def __init__(self):
+        self.library = pathlib.Path(bamtest.BAM).parent / "bam_faults.so"
+        if not self.library.exists():
+            raise unittest.SkipTest("SKIPPED: a build with sanitizers has no bam_faults.so")
+        self.file = tempfile.NamedTemporaryFile(prefix="bam-faults-")
+        self.file.truncate(8 * len(self.FIELDS))
+        self.numbers = mmap.mmap(self.file.fileno(), 0)
+
+    def environment(self):
+        return {"LD_PRELOAD": str(self.library), "BAM_FAULTS": self.file.name}
+
+    def read(self, field):
+        return struct.unpack_from("Q", self.numbers, 8 * self.FIELDS.index(field))[0]
+
+    def write(self, **fields):
+        for field, value in fields.items():
+            struct.pack_into("Q", self.numbers, 8 * self.FIELDS.index(field), value)
+
+    def close(self):
+        self.numbers.close()
+        self.file.close()
 
 
 class Gateway:

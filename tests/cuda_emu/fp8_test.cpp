@@ -2,6 +2,7 @@
 #include <fp8_bits.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 
 #include "kernels/cuda/stored.h"
@@ -49,6 +50,33 @@ TEST(Fp8, EveryCodeIsReadAlikeByArithmeticAndInstruction) {
     EXPECT_TRUE(same(number(code), f16_to_f32(static_cast<uint16_t>(halves)))) << code;
     EXPECT_TRUE(same(number(255 - code), f16_to_f32(static_cast<uint16_t>(halves >> 16)))) << code;
     EXPECT_TRUE(same(number(code), fp8_to_f32(byte))) << "on the host, " << code;
+  }
+}
+
+// Four codes of a register at once, as attention widens them: each in every place, beside all the others.
+TEST(Fp8, FourCodesAtOnceAreThoseOneByOne) {
+  const auto halves = [](uint2 wide) {
+    std::array<float, 4> values;
+    for (size_t i = 0; i < 4; ++i) {
+      const uint32_t pair = i < 2 ? wide.x : wide.y;
+      values[i] = f16_to_f32(static_cast<uint16_t>(i % 2 == 0 ? pair : pair >> 16));
+    }
+    return values;
+  };
+  for (int code = 0; code < 256; ++code) {
+    const int codes[4] = {code, 255 - code, code ^ 0x80, (code * 7 + 3) & 255};
+    uint32_t packed = 0;
+    for (size_t i = 0; i < 4; ++i) packed |= static_cast<uint32_t>(codes[i]) << 8 * i;
+    const auto integers = halves(cuda::widen4<false>(packed)), numbers = halves(cuda::widen4<true>(packed));
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(integers[i], static_cast<float>(static_cast<int8_t>(codes[i]))) << codes[i];
+      if (std::isnan(number(codes[i]))) {
+        EXPECT_TRUE(std::isnan(numbers[i])) << codes[i];
+      } else {
+        EXPECT_EQ(numbers[i], number(codes[i])) << codes[i];
+        EXPECT_EQ(std::signbit(numbers[i]), std::signbit(number(codes[i]))) << codes[i];
+      }
+    }
   }
 }
 

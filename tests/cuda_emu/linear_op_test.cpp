@@ -119,7 +119,6 @@ INSTANTIATE_TEST_SUITE_P(
                       LinearCase{DType::kF16, DType::kF16, 4, 50, 12}),  // k not a multiple of 8: the plain kernel
     [](const auto& info) { return (std::ostringstream() << info.param).str(); });
 
-// 128 x 128 tiles are taken when there are enough of them.
 // int8 activations have no code for NaN: the row's scale must carry it, wherever in the row it stands.
 TEST(LinearOp, NanInAQuantisedRowIsNotLost) {
   const auto backend = make_cuda();
@@ -138,22 +137,58 @@ TEST(LinearOp, NanInAQuantisedRowIsNotLost) {
   }
 }
 
-TEST(LinearOp, LargeTilesGiveTheSameBitsAsSmallOnes) {
-  const int64_t rows = 257, k = 48, n = 2800;
+// Every shape of tile: 16x8 and 16x32 up to 16 rows, 32x32 up to 32, then 64x32, 64x64 and 128x128 by how many there are.
+// The first and the last row of every batch are those of a step of one row, in all three kinds of output.
+class GemmTiles : public ::testing::TestWithParam<DType> {};
+
+TEST_P(GemmTiles, GiveTheSameBits) {
+  const int64_t most = 257, k = 48;
   const auto backend = make_cuda();
-  const auto x = rounded(random_floats(static_cast<size_t>(rows * k), 6), DType::kF16);
-  const auto w = random_floats(static_cast<size_t>(n * k), 7, 0.1f);
-  const HostMatrix matrix = cuda_test::host_matrix(w, n, k);
-  const auto weights = backend->make_linear({&matrix, 1}, DType::kF16);
-  const auto compute = [&](int64_t first, int64_t count) {
-    const auto operands = to_device(*backend, {x.begin() + first * k, x.begin() + (first + count) * k}, DType::kF16);
-    const auto out = backend->allocate(static_cast<size_t>(count * n) * sizeof(float));
-    backend->linear_logits(*weights, backend->operand_rows(*operands, count, k), backend->float_rows(*out, count, n));
-    return cuda_test::floats(*backend, *out, static_cast<size_t>(count * n));
-  };
-  const auto whole = compute(0, rows), last = compute(rows - 1, 1);
-  EXPECT_EQ(std::memcmp(last.data(), whole.data() + (rows - 1) * n, last.size() * sizeof(float)), 0);
+  const auto x = rounded(random_floats(static_cast<size_t>(most * k), 6), DType::kF16);
+  for (const int64_t n : {2800l, 6l}) {  // columns by four, and not
+    const auto w = random_floats(static_cast<size_t>(n * k), 7, 0.1f);
+    const auto before = random_floats(static_cast<size_t>(n), 8);
+    const HostMatrix matrix = cuda_test::host_matrix(w, n, k);
+    const auto weights = backend->make_linear({&matrix, 1}, GetParam());
+    struct Result {
+      std::vector<float> floats, added, operands;
+    };
+    const auto compute = [&](int64_t first, int64_t count) {
+      const auto size = static_cast<size_t>(count * n);
+      const auto in = to_device(*backend, {x.begin() + first * k, x.begin() + (first + count) * k}, DType::kF16);
+      std::vector<float> residual;
+      for (int64_t r = 0; r < count; ++r) residual.insert(residual.end(), before.begin(), before.end());
+      const auto floats = backend->allocate(size * sizeof(float)), added = to_device(*backend, residual, DType::kF32),
+                 operands = backend->allocate(size * backend->operand_bytes());
+      const auto rows = backend->operand_rows(*in, count, k);
+      backend->linear_logits(*weights, rows, backend->float_rows(*floats, count, n));
+      if (count > 64) return Result{cuda_test::floats(*backend, *floats, size), {}, {}};  // for the time it takes
+      backend->linear_add(*weights, rows, backend->float_rows(*added, count, n));
+      backend->linear(*weights, rows, backend->operand_rows(*operands, count, n));
+      return Result{cuda_test::floats(*backend, *floats, size), cuda_test::floats(*backend, *added, size),
+                    cuda_test::operands(*backend, *operands, size)};
+    };
+    const Result first = compute(0, 1);
+    for (const int64_t rows : n > 6 ? std::vector<int64_t>{16, 32, 64, 200, 257} : std::vector<int64_t>{2, 17, 33}) {
+      const Result whole = compute(0, rows), last = compute(rows - 1, 1);
+      const auto same = [&](const std::vector<float>& one, const std::vector<float>& all, int64_t row) {
+        return all.empty() || std::memcmp(one.data(), all.data() + row * n, one.size() * sizeof(float)) == 0;
+      };
+      EXPECT_TRUE(same(first.floats, whole.floats, 0) && same(last.floats, whole.floats, rows - 1))
+          << rows << " x " << n;
+      EXPECT_TRUE(same(first.added, whole.added, 0) && same(last.added, whole.added, rows - 1)) << rows << " x " << n;
+      EXPECT_TRUE(same(first.operands, whole.operands, 0) && same(last.operands, whole.operands, rows - 1))
+          << rows << " x " << n;
+      for (int64_t c = 0; c < n; ++c) {
+        ASSERT_EQ(first.added[static_cast<size_t>(c)],
+                  before[static_cast<size_t>(c)] + first.floats[static_cast<size_t>(c)]);
+      }
+    }
+  }
 }
+
+INSTANTIATE_TEST_SUITE_P(Weights, GemmTiles, ::testing::Values(DType::kF16, DType::kI8),
+                         [](const auto& info) { return std::string(dtype_name(info.param)); });
 
 class ElementwiseOp : public ::testing::TestWithParam<DType> {};
 

@@ -130,8 +130,8 @@ TEST(ModelOnDevice, BatchInvariance) {
   }
 }
 
-// A step of few rows is one graph launch, and every step one wait of the host. A batch size is instantiated once; later
-// steps of it update its graph, whatever sizes came between.
+// A step of few rows is one graph launch, and every step one wait of the host. The graph of a batch size is made once: later
+// steps of it send their inputs in one copy and launch it again, whatever sizes came between.
 TEST(ModelOnDevice, DecodeStepsAreGraphsByBatchSize) {
   const TestCheckpoint checkpoint(reference::all_variants().front().spec);
   ModelHarness device(checkpoint, harness(DType::kF16, DType::kF16, 2)),
@@ -141,7 +141,7 @@ TEST(ModelOnDevice, DecodeStepsAreGraphsByBatchSize) {
   const auto vocab = static_cast<size_t>(checkpoint.config().vocab_size);
 
   struct Step {
-    uint64_t graphs, instantiations, updates;
+    uint64_t graphs, instantiations;
   };
   const auto expect_step = [&](const std::vector<ModelHarness::Piece>& pieces, const Step& step) {
     std::vector<int32_t> wanted;
@@ -153,7 +153,10 @@ TEST(ModelOnDevice, DecodeStepsAreGraphsByBatchSize) {
     EXPECT_EQ(after.host_waits - before.host_waits, 1u);
     EXPECT_EQ(after.graph_launches - before.graph_launches, step.graphs);
     EXPECT_EQ(after.graph_instantiations - before.graph_instantiations, step.instantiations);
-    EXPECT_EQ(after.graph_updates - before.graph_updates, step.updates);
+    EXPECT_EQ(after.captures - before.captures, step.instantiations);
+    if (step.graphs == 1 && step.instantiations == 0) {
+      EXPECT_EQ(after.copies - before.copies, 1u);
+    }
     for (size_t i = 0; i < pieces.size(); ++i) {
       const auto position = static_cast<size_t>(pieces[i].start_pos) + pieces[i].tokens.size() - 1;
       EXPECT_EQ(std::memcmp(logits.data() + i * vocab, expected.data() + position * vocab, vocab * sizeof(float)), 0)
@@ -164,13 +167,53 @@ TEST(ModelOnDevice, DecodeStepsAreGraphsByBatchSize) {
     return ModelHarness::Piece{sequence, {prompt[static_cast<size_t>(position)]}, position};
   };
   device.step({{0, {prompt.begin(), prompt.begin() + 1}, 0}}, {0});  // sends the embedding
-  expect_step({{0, {prompt.begin(), prompt.begin() + 80}, 0}}, {0, 0, 0});
-  expect_step({{1, {prompt.begin(), prompt.begin() + 70}, 0}}, {0, 0, 0});
-  expect_step({one(0, 80)}, {1, 0, 1});
-  expect_step({one(0, 81)}, {1, 0, 1});
-  expect_step({one(0, 82), one(1, 70)}, {1, 1, 0});
-  expect_step({one(1, 71)}, {1, 0, 1});
-  expect_step({one(0, 83), one(1, 72)}, {1, 0, 1});
+  expect_step({{0, {prompt.begin(), prompt.begin() + 80}, 0}}, {0, 0});
+  expect_step({{1, {prompt.begin(), prompt.begin() + 70}, 0}}, {0, 0});
+  expect_step({one(0, 80)}, {1, 0});
+  expect_step({one(0, 81)}, {1, 0});
+  expect_step({one(0, 82), one(1, 70)}, {1, 1});
+  expect_step({one(1, 71)}, {1, 1});  // scratch memory moved when two rows needed more
+  expect_step({one(0, 83), one(1, 72)}, {1, 0});
+  expect_step({one(1, 73)}, {1, 0});
+}
+
+// Decoding past the end of a tile and to where bounds begin to leave out tiles: every step is one copy to the device, one
+// graph that is there already, and the same launches.
+TEST(ModelOnDevice, SteadyDecodingIsOneCopyAndOneGraph) {
+  const TestCheckpoint checkpoint(reference::all_variants().front().spec);
+  HarnessOptions options = harness(DType::kF16, DType::kF16);
+  options.max_tokens = 640;
+  options.backend = make_cuda();
+  ModelHarness device(checkpoint, options);
+  const auto tokens = reference::random_tokens(600, checkpoint.config().vocab_size);
+  constexpr int64_t kPrompt = 440;
+  device.step({{0, {tokens.begin(), tokens.begin() + kPrompt}, 0}}, {});
+  const auto decode = [&](int64_t position) {
+    device.step({{0, {tokens[static_cast<size_t>(position)]}, position}}, {0});
+  };
+  decode(kPrompt);
+  decode(kPrompt + 1);
+  cuda_emu::Statistics before = cuda_emu::statistics();
+  decode(kPrompt + 2);
+  const uint64_t launches = cuda_emu::statistics().launches - before.launches;
+  EXPECT_GT(launches, 10u);
+  int64_t made_anew = 0;
+  for (int64_t position = kPrompt + 3; position < 600; ++position) {
+    before = cuda_emu::statistics();
+    decode(position);
+    const cuda_emu::Statistics after = cuda_emu::statistics();
+    ASSERT_EQ(after.launches - before.launches, launches) << "position " << position;
+    ASSERT_EQ(after.graph_launches - before.graph_launches, 1u);
+    ASSERT_EQ(after.graph_updates, before.graph_updates);
+    ASSERT_EQ(after.host_waits - before.host_waits, 1u);
+    made_anew += static_cast<int64_t>(after.captures - before.captures);
+    if (after.captures == before.captures) {
+      ASSERT_EQ(after.copies - before.copies, 1u) << "position " << position;
+      ASSERT_EQ(after.graph_instantiations, before.graph_instantiations);
+    }
+  }
+  // Room for masks and softmax states is asked for when the first tile can be left out, and grows by half.
+  EXPECT_LE(made_anew, 3);
 }
 
 // Pages beyond every head's reach are freed and full of NaN: no kernel may touch them.

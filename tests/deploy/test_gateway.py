@@ -8,7 +8,6 @@ import collections
 import os
 import pathlib
 import socket
-import struct
 import tempfile
 import threading
 import time
@@ -17,50 +16,17 @@ import unittest
 import containers
 from containers import ROOT, Bam, Container, podman, request, wait_for
 from bamtest import Stream  # pylint: disable=wrong-import-order
+from gateways import DNS_ADDRESS, DOMAIN, Names, common_free_port, replica_address  # pylint: disable=wrong-import-order
 
 TOOLS = os.environ.get("BAM_TOOLS_IMAGE", "")
-DOMAIN = "bam-replicas.test"
-DNS_ADDRESS = "127.77.0.53"
 PRE_STOP_S = 6  # 15 in the manifest
-
-
-class Names(threading.Thread):
-    """Answers A queries from a table; names that are not in it do not exist."""
-
-    def __init__(self):
-        super().__init__(daemon=True)
-        self.table = {}
-        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self.socket.bind((DNS_ADDRESS, 53))
-
-    def run(self):
-        while True:
-            try:
-                query, client = self.socket.recvfrom(4096)
-            except OSError:
-                return
-            self.socket.sendto(self.answer(query), client)
-
-    def answer(self, query):
-        labels, position = [], 12
-        while query[position]:
-            labels.append(query[position + 1:position + 1 + query[position]].decode())
-            position += 1 + query[position]
-        kind = struct.unpack(">H", query[position + 1:position + 3])[0]
-        question = query[12:position + 5]
-        address = self.table.get(".".join(labels))
-        records = b""
-        if address and kind == 1:
-            records = b"\xc0\x0c" + struct.pack(">HHIH", 1, 1, 5, 4) + socket.inet_aton(address)
-        flags = 0x8180 if address else 0x8183
-        return query[:2] + struct.pack(">HHHHH", flags, 1, 1 if records else 0, 0, 0) + question + records
 
 
 class Replica:
     """One pod of the StatefulSet: a fixed name, and an address that is known while the pod is ready."""
 
     def __init__(self, number, names, port):
-        self.name, self.address = f"bam-{number}", f"127.77.0.{10 + number}"
+        self.name, self.address = f"bam-{number}", replica_address(number)
         self.names, self.port, self.bam = names, port, None
 
     def start(self):
@@ -93,22 +59,6 @@ class Replica:
     def kill(self):
         if self.bam:
             self.bam.__exit__()
-
-
-def common_free_port(count):
-    """A port that is free on the addresses of `count` replicas."""
-    while True:
-        port = containers.free_port()
-        sockets = []
-        try:
-            for number in range(count):
-                sockets.append(socket.create_server((f"127.77.0.{10 + number}", port)))
-            return port
-        except OSError:
-            continue
-        finally:
-            for listener in sockets:
-                listener.close()
 
 
 class Gateway(unittest.TestCase):

@@ -30,6 +30,7 @@ struct Outcome {
   std::vector<PerChoice> choices;
   std::vector<TokenLogprobs> prompt_logprobs;
   std::vector<ProgressEvent> progress;
+  std::optional<AttentionReport> attention;
   bool in_order = true;  // no event after the end, prompt logprobs without holes
 
   bool done() const {
@@ -91,6 +92,8 @@ class CollectingSink : public EventSink {
       for (auto& l : prompt->logprobs) outcome_.prompt_logprobs.push_back(std::move(l));
     } else if (auto* progress = std::get_if<ProgressEvent>(&event)) {
       outcome_.progress.push_back(*progress);
+    } else if (auto* attention = std::get_if<AttentionEvent>(&event)) {
+      outcome_.attention = std::move(attention->report);
     }
   }
 

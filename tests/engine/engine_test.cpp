@@ -308,19 +308,6 @@ TEST_F(EngineTest, SnapshotsAndPredictionsDescribeLiveWork) {
   sink->wait();
 }
 
-TEST_F(EngineTest, AttentionRowsAreProbabilities) {
-  Engine& engine = start();
-  const auto tokens = random_prompt(rng_, 90);
-  const auto row = engine.attention_row(tokens, 1, 2, 80);
-  ASSERT_TRUE(row.ok()) << row.error().what();
-  double sum = 0;
-  for (const float p : *row) sum += static_cast<double>(p);
-  EXPECT_NEAR(sum, 1.0, 1e-4);
-  EXPECT_FALSE(engine.attention_row(tokens, 9, 0, 0).ok());
-  EXPECT_FALSE(engine.attention_row(tokens, 0, 0, 90).ok());
-  EXPECT_FALSE(engine.attention_row(std::vector<int32_t>(3000, 5), 0, 0, 0).ok());
-}
-
 // --- one bad request ---
 
 class NanTest : public ::testing::Test {

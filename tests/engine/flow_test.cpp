@@ -332,38 +332,5 @@ TEST_F(FlowTest, WhoHasItsReplyOrRunsIsNotCountedInTheQueue) {
   }
 }
 
-// The probe is scheduled work: a stream beside it gets a token at least every 64 rows of it.
-TEST_F(FlowTest, AStreamKeepsItsPaceBesideALookAtAttention) {
-  start();
-  const std::vector<int32_t> tokens = random_prompt(rng_, 2000);
-  const auto alone = engine_->attention_row(tokens, 1, 2, 1999);
-  ASSERT_TRUE(alone.ok()) << alone.error().what();
-  ASSERT_EQ(alone->size(), 2000u);
-  auto stream = std::make_shared<PausingSink>(*engine_, "stream", 1'000'000);
-  ASSERT_EQ(engine_->submit(endless("stream"), stream).status, SubmitStatus::kAccepted);
-  while (stream->tokens() == 0) std::this_thread::yield();
-  const int64_t before = stream->tokens();
-  const auto beside = engine_->attention_row(tokens, 1, 2, 1999);
-  EXPECT_GE(stream->tokens() - before, 2000 / 64);
-  ASSERT_TRUE(beside.ok());
-  EXPECT_EQ(*beside, *alone) << "the pieces do not matter";
-  engine_->cancel("stream");
-  stream->wait();
-}
-
-TEST_F(FlowTest, ALookAtAttentionCanBeCancelled) {
-  start();
-  auto stream = std::make_shared<PausingSink>(*engine_, "stream", 1'000'000);
-  ASSERT_EQ(engine_->submit(endless("stream"), stream).status, SubmitStatus::kAccepted);
-  std::stop_source stop;
-  stop.request_stop();
-  const auto cancelled = engine_->attention_row(random_prompt(rng_, 2000), 1, 2, 1999, stop.get_token());
-  ASSERT_FALSE(cancelled.ok());
-  EXPECT_EQ(std::string(cancelled.error().what()), "cancelled");
-  engine_->cancel("stream");
-  stream->wait();
-  EXPECT_TRUE(engine_->drain(1h));
-}
-
 }  // namespace
 }  // namespace bam

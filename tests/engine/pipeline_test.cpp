@@ -180,19 +180,28 @@ TEST_F(PipelineTest, SnapshotFilesAreTheSameForEverySplit) {
 
 TEST_F(PipelineTest, AttentionOfEveryLayer) {
   std::mt19937 rng(11);
-  const auto tokens = random_prompt(rng, 200);
-  Pipeline one(checkpoint(), small_config(), 1), three(checkpoint(), small_config(), 3);
-  auto stream = std::make_shared<CollectingSink>();
-  Request endless = make_request("stream", {5, 6, 7}, 3000);
-  endless.sampling.ignore_eos = true;
-  ASSERT_EQ(three.engine().submit(endless, stream).status, SubmitStatus::kAccepted);
-  for (int layer = 0; layer < 6; ++layer) {
-    const auto expected_row = one.engine().attention_row(tokens, layer, 2, 180);
-    const auto row = three.engine().attention_row(tokens, layer, 2, 180);
-    ASSERT_TRUE(row.ok()) << row.error().what();
-    EXPECT_EQ(row.value(), expected_row.value()) << "layer " << layer;
+  Request request = make_request("look", random_prompt(rng, 1500), 0);
+  request.look = AttentionLook{.bins = 50, .peaks = 3, .spans = {{100, 120}}};
+  std::optional<AttentionReport> expected_report;
+  for (const int stages : {1, 2, 4}) {
+    Pipeline pipeline(checkpoint(), small_config(), stages);
+    auto stream = std::make_shared<CollectingSink>();
+    Request endless = make_request("stream", {5, 6, 7}, 3000);
+    endless.sampling.ignore_eos = true;
+    ASSERT_EQ(pipeline.engine().submit(endless, stream).status, SubmitStatus::kAccepted);
+    for (int round = 0; round < 2; ++round) {
+      auto sink = std::make_shared<CollectingSink>();
+      ASSERT_EQ(pipeline.engine().submit(request, sink).status, SubmitStatus::kAccepted);
+      const Outcome outcome = sink->wait();
+      ASSERT_TRUE(outcome.attention) << outcome.choices[0].finish.message;
+      ASSERT_EQ(outcome.attention->heads.size(), 24u);
+      if (!expected_report) expected_report = outcome.attention;
+      EXPECT_EQ(*outcome.attention, *expected_report) << stages << " stages";
+    }
+    pipeline.engine().cancel_all();
+    stream->wait();
+    expect_conserved(pipeline.engine());
   }
-  three.engine().cancel_all();
 }
 
 TEST_F(PipelineTest, EmbeddingsComeFromTheLastStage) {

@@ -247,8 +247,8 @@ TEST_F(SnapshotTest, PagesAreCopiedInPiecesBetweenSteps) {
     core.add(endless, stream, Clock::now());
     while (stream->peek().choices[0].tokens.empty()) core.step();
     int64_t calls = 0;
-    SnapshotStore store(
-        kv_dir_.path(), {}, core.kv(), core.runner(), plan.layout,
+    PrefixPages copied(
+        {}, core.kv(), core.runner(), plan.layout,
         [&](const std::function<void()>& work) {
           ++calls;
           work();
@@ -257,6 +257,7 @@ TEST_F(SnapshotTest, PagesAreCopiedInPiecesBetweenSteps) {
           core.step();
         },
         8 * page);
+    SnapshotStore store(kv_dir_.path(), copied);
     const size_t before = stream->peek().choices[0].tokens.size();
     const auto result = saving ? store.save("pieces", document_, "tenant") : store.restore("pieces");
     ASSERT_TRUE(result.ok()) << result.error().what();

@@ -69,10 +69,14 @@ def wait_until(condition, what="it", server=None, timeout=PATIENCE):
     return value
 
 
+def is_sanitized():
+    program = pathlib.Path(BAM).read_bytes()
+    return b"__asan_init" in program or b"__tsan_init" in program
+
+
 def megabytes(count):
     """A limit on growth in bytes; wider for builds with sanitizers, which keep freed memory for a while."""
-    sanitized = b"__asan_init" in pathlib.Path(BAM).read_bytes() or b"__tsan_init" in pathlib.Path(BAM).read_bytes()
-    return count * 2 ** 20 * (10 if sanitized else 1)
+    return count * 2 ** 20 * (10 if is_sanitized() else 1)
 
 
 def numpy_python():
@@ -96,6 +100,8 @@ def random_checkpoint(*arguments, parent=None):
 
 class Server:
     """One `bam serve` on a free port. Its log is kept for messages of failing tests."""
+
+    host = "127.0.0.1"
 
     def __init__(self, *arguments, model=None, environment=None, wait=True, scheme="http"):
         command = [BAM, "serve", "--port", "0", "--model", model or checkpoint(), "--served-model-name", "test",
@@ -148,6 +154,12 @@ class Server:
         with open(f"/proc/{self.process.pid}/statm", encoding="ascii") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
+    def kv_bytes(self):
+        """Memory of the pages that hold something. Free ones that held something before are taken first, so a new server has
+        touched no more than the most that this ever was."""
+        pages = self.health()["kv_pages"]
+        return (pages["total"] - pages["free"]) / pages["total"] * self.get("/props").json()["engine"]["kv_memory_bytes"]
+
     def descriptors(self):
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
@@ -176,7 +188,7 @@ class Server:
         return wait_until(idle, "no request and no page in use", self)
 
     def request(self, method, path, body=None, headers=None, timeout=PATIENCE):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
         try:
             headers = dict(headers or {})
             if body is not None and not isinstance(body, (bytes, str)):

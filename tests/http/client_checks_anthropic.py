@@ -22,6 +22,8 @@ def main():
         final = stream.get_final_message()
     assert text == message.content[0].text == final.content[0].text, (text, message)
     assert final.stop_reason == message.stop_reason and final.usage.output_tokens == message.usage.output_tokens, final
+    assert [(model.id, model.type, model.display_name) for model in client.models.list()] == [("test", "model", "test")]
+    assert client.models.retrieve("test").created_at.year > 2000
     count = client.messages.count_tokens(model="test", messages=HELLO).input_tokens
     assert count == message.usage.input_tokens + message.usage.cache_read_input_tokens, count
 

@@ -4,9 +4,13 @@
 """
 
 import enum
+import json
 import os
+import re
 import sys
 from importlib.metadata import version
+
+from pydantic import BaseModel
 
 NAME, BASE = sys.argv[1:]
 URL = BASE + "/v1"
@@ -18,9 +22,12 @@ class City(str, enum.Enum):
     ROME = "Rome"
 
 
+WEATHER = {"type": "function", "function": {"name": "get_weather", "description": "The weather of a city.", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string", "enum": ["Oslo", "Rome"]}}, "required": ["city"]}}}
+
+
 def langchain():
     from langchain_openai import ChatOpenAI
-    from pydantic import BaseModel
 
     class GetWeather(BaseModel):
         """Get the current weather in a given location"""
@@ -40,7 +47,7 @@ def langchain():
 
 
 def pydantic_ai():
-    from pydantic import BaseModel, Field
+    from pydantic import Field
     from pydantic_ai import Agent
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
@@ -61,7 +68,6 @@ def pydantic_ai():
 def openai_agents():
     from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool
     from openai import AsyncOpenAI
-    from pydantic import BaseModel
 
     class Answer(BaseModel):
         city: City
@@ -85,6 +91,87 @@ def openai_agents():
                     model_settings=ModelSettings(max_tokens=300, tool_choice="required", parallel_tool_calls=False))
     assert Runner.run_sync(weather, "What's the weather in Rome?").final_output == "sunny" and calls[0] in tuple(City), calls
     return "openai-agents"
+
+
+def litellm():
+    import litellm as client
+
+    class Answer(BaseModel):
+        city: City
+
+    client.suppress_debug_info = True
+    common = {"model": "openai/test", "api_base": URL, "api_key": "none", "temperature": 0}
+    question = [{"role": "user", "content": "Hello, how are you?"}]
+    reply = client.completion(messages=question, max_tokens=24, **common)
+    assert reply.usage.completion_tokens == 24 and reply.choices[0].finish_reason == "length", reply
+    chunks = list(client.completion(messages=question, max_tokens=24, stream=True, stream_options={"include_usage": True}, **common))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == reply.choices[0].message.content
+    assert chunks[-1].usage.completion_tokens == 24, chunks[-1]
+    called = client.completion(messages=question, tools=[WEATHER], tool_choice="required", max_tokens=300, **common)
+    assert json.loads(called.choices[0].message.tool_calls[0].function.arguments)["city"] in ("Oslo", "Rome"), called
+    typed = client.completion(messages=question, response_format=Answer, max_tokens=60, **common)
+    assert Answer.model_validate_json(typed.choices[0].message.content), typed
+    text = client.text_completion(model="text-completion-openai/test", api_base=URL, api_key="none", prompt="Once upon a time", max_tokens=8)
+    assert text.usage.completion_tokens == 8, text
+    claude = client.completion(model="anthropic/test", api_base=BASE, api_key="none", messages=question, max_tokens=24, temperature=0)
+    assert claude.choices[0].message.content == reply.choices[0].message.content, claude
+    ollama = client.completion(model="ollama_chat/test", api_base=BASE, messages=question, max_tokens=24, temperature=0)
+    assert ollama.choices[0].message.content == reply.choices[0].message.content, ollama
+    vectors = client.embedding(model="openai/test", api_base=URL, api_key="none", input=["good morning", "good night"])
+    assert len(vectors.data) == 2 and len(vectors.data[0]["embedding"]) > 0, vectors
+    try:
+        client.completion(messages=[{"role": "user", "content": "word " * 9000}], max_tokens=24, **common)
+        raise AssertionError("a prompt beyond the context was taken")
+    except client.ContextWindowExceededError:
+        pass
+    return "litellm"
+
+
+def instructor():
+    import instructor as client
+    from openai import OpenAI
+    from pydantic import Field
+
+    class UserInfo(BaseModel):
+        name: str = Field(max_length=12)
+        age: int = Field(ge=0, le=150)
+        homes: list[City] = Field(min_length=1, max_length=2)
+
+    for mode in (client.Mode.TOOLS, client.Mode.TOOLS_STRICT, client.Mode.JSON_SCHEMA, client.Mode.JSON, client.Mode.MD_JSON):
+        made = client.from_openai(OpenAI(base_url=URL, api_key="none"), mode=mode)
+        messages = [{"role": "user", "content": "John Doe is 30 years old."}]
+        arguments = {"model": "test", "response_model": UserInfo, "messages": messages, "max_tokens": 300, "temperature": 0}
+        if mode in (client.Mode.JSON, client.Mode.MD_JSON):
+            # These modes say the schema in words only, which this model cannot follow: the server holds it to the schema.
+            arguments["extra_body"] = {"response_format": {"type": "json_object", "schema": UserInfo.model_json_schema()}}
+        user = made.chat.completions.create(**arguments)
+        assert isinstance(user, UserInfo), user
+    named = client.from_provider("openai/test", base_url=URL, api_key="none")
+    assert isinstance(named.create(response_model=UserInfo, messages=messages, max_tokens=300), UserInfo)
+    return "instructor"
+
+
+def outlines():
+    from typing import Literal
+
+    import openai
+    import outlines as client
+    from outlines.types import CFG, Regex
+    from pydantic import Field
+
+    class Character(BaseModel):
+        name: str = Field(max_length=10)
+        age: int = Field(ge=0, le=99)
+
+    hosted = client.from_openai(openai.OpenAI(base_url=URL, api_key="none"), "test")
+    assert isinstance(hosted("Hello", max_tokens=12), str)
+    assert Character.model_validate_json(hosted("A character", Character, max_tokens=200))
+    served = client.from_vllm(openai.OpenAI(base_url=URL, api_key="none"), "test")
+    assert served("Is it good? ", Literal["Yes", "No"], max_tokens=20) in ("Yes", "No")
+    assert re.fullmatch(r"[0-9]{3}-[a-z]{2}", served("An id: ", Regex(r"[0-9]{3}-[a-z]{2}"), max_tokens=40))
+    assert Character.model_validate_json(served("A character", Character, max_tokens=200))
+    assert served("A sum: ", CFG('start: NUMBER "+" NUMBER\nNUMBER: /[0-9]{1,3}/'), max_tokens=40).count("+") == 1
+    return "outlines"
 
 
 def main():

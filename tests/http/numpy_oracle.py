@@ -29,6 +29,7 @@ class Oracle:
         folder = pathlib.Path(folder)
         self.config = json.loads((folder / "config.json").read_text())
         self.weights = load_tensors(folder / "model.safetensors")
+        self.seen = []  # attention of the last pass, [rows, rows] for each layer and head
 
     @classmethod
     def supports(cls, folder):
@@ -55,12 +56,15 @@ class Oracle:
             logits = (q[:, h] @ k[:, h].T / np.sqrt(dim) + bias) * (scale[h] * np.log(i + 1.0))
             logits = np.where(j <= i, logits, -np.inf)
             weights = np.exp(logits - logits.max(-1, keepdims=True))
-            out[:, h] = weights / weights.sum(-1, keepdims=True) @ v[:, h]
+            weights /= weights.sum(-1, keepdims=True)
+            self.seen.append(weights)
+            out[:, h] = weights @ v[:, h]
         return out.reshape(rows, heads * dim) @ get("wo.weight").T
 
     def hidden(self, tokens):
         """Row i: what stands behind the final norm at tokens[i]."""
         w = self.weights
+        self.seen = []
         x = w["tok_embeddings.weight"][tokens]
         for layer in range(self.config["num_hidden_layers"]):
             prefix = f"layers.{layer}"
@@ -69,6 +73,12 @@ class Oracle:
             gate, up = y @ w[f"{prefix}.feed_forward.w1.weight"].T, y @ w[f"{prefix}.feed_forward.w3.weight"].T
             x = x + (gate / (1 + np.exp(-gate)) * up) @ w[f"{prefix}.feed_forward.w2.weight"].T
         return self.norm(x, w["norm.weight"])
+
+    def probabilities(self, tokens):
+        """[layers, heads, rows, rows]: what each row gives to each key."""
+        self.hidden(tokens)
+        shape = (self.config["num_hidden_layers"], self.config["num_attention_heads"], len(tokens), len(tokens))
+        return np.array(self.seen).reshape(shape)
 
     def distributions(self, tokens):
         """Row i: log p of every token after tokens[:i + 1]."""

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Frameworks that people use on top of the APIs: langchain-openai, pydantic-ai, openai-agents. Each its first-page
-example and its example of tools or structured output. The model cannot really chat: shapes and valid arguments are what counts."""
+"""Frameworks that people use on top of the APIs. Each its first-page example and its example of tools or structured output. The
+model cannot really chat: shapes and valid arguments are what counts."""
 
 import pathlib
 import subprocess
@@ -11,6 +11,8 @@ import pypi
 
 
 class Frameworks(bamtest.ServerTest):
+    arguments = ("--max-model-len", "4096")
+
     def run_checks(self, name, *packages):
         python = pypi.python_with(*packages)
         script = pathlib.Path(__file__).with_name("client_checks_frameworks.py")
@@ -27,6 +29,15 @@ class Frameworks(bamtest.ServerTest):
 
     def test_openai_agents(self):
         self.run_checks("openai_agents", "openai-agents")
+
+    def test_litellm(self):
+        self.run_checks("litellm", "litellm", "mcp")  # it needs mcp for tools and does not say so
+
+    def test_instructor(self):
+        self.run_checks("instructor", "instructor")
+
+    def test_outlines(self):
+        self.run_checks("outlines", "outlines[openai]")
 
 
 if __name__ == "__main__":

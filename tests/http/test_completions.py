@@ -303,9 +303,11 @@ class Descriptions(bamtest.ServerTest):
     def test_attention_row_is_a_distribution(self):
         reply = self.server.post("/v1/attention", {"prompt": "The grass is green", "layer": 0, "head": 1}).json()
         self.assertEqual(reply["position"], len(reply["tokens"]) - 1)
-        self.assertAlmostEqual(sum(reply["probabilities"]), 1, places=3)
-        for body in ({"prompt": "x", "layer": 99}, {"prompt": "x", "head": -1}, {"tokens": [1] * 3000}, {"tokens": []},
-                     {"prompt": "x", "position": 50}, {"tokens": [10 ** 9]}):
+        self.assertEqual([(head["layer"], head["head"]) for head in reply["heads"]], [(0, 1)])
+        self.assertAlmostEqual(sum(reply["heads"][0]["sum"]), 1, places=3)
+        for body in ({"prompt": "x", "layer": 99}, {"prompt": "x", "head": -1}, {"tokens": []}, {}, {"prompt": ["a", "b"]},
+                     {"prompt": "x", "position": 50}, {"tokens": [10 ** 9]}, {"prompt": "x", "from": 9}, {"prompt": "x", "bins": 0},
+                     {"prompt": "x", "spans": [[0]]}, {"prompt": "x", "spans": [[1, 0]]}, {"prompt": "x", "tokens": [1]}):
             self.assertEqual(self.server.post("/v1/attention", body).status, 400, body)
 
     def test_passkey_selftest(self):

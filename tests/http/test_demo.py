@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The bundled checkpoint keeps its promise: keys from 32K tokens, the same digits as a float64 oracle, a chat template."""
+"""The bundled checkpoints keep their promises: keys from 32K tokens, the same digits as a float64 oracle, a chat template."""
 
 import os
 import sys
@@ -68,6 +68,34 @@ class Demo(unittest.TestCase):
                 self.assertEqual(choice["text"].strip(), key)
                 for row, token, served in zip(rows, answer, choice["logprobs"]["token_logprobs"]):
                     self.assertAlmostEqual(row[token], served, delta=0.05)  # bf16 weights, f16 keys and values
+
+
+class UnshapedPriors(unittest.TestCase):
+    """The sibling bam-ssmax: the same kind of network, trained without the penalty that made the demo's lower layers local."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.server = bamtest.Server(model=demo_prompts.UNSHAPED)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.stop()
+
+    def test_finds_the_key_in_32k_tokens(self):
+        for depth in DEPTHS:
+            with self.subTest(depth=depth):
+                prompt, key = demo_prompts.passkey_ids(self.server, 32768, depth)
+                reply = self.server.complete(prompt, max_tokens=6, timeout=600).json()
+                self.assertEqual(reply["usage"]["prompt_tokens"], len(prompt))
+                self.assertLess(32768 - len(prompt), 64)
+                self.assertTrue(reply["choices"][0]["text"].strip().startswith(key), (key, reply["choices"][0]["text"]))
+
+    def test_reach_below_the_last_layer_is_proved_for_the_demo_only(self):
+        with bamtest.running_server(model=demo_prompts.MODEL) as demo:
+            shaped = [head["reach"] for head in demo.get("/v1/prior").json()["heads"] if head["layer"] < 3]
+        free = [head["reach"] for head in self.server.get("/v1/prior").json()["heads"] if head["layer"] < 3]
+        self.assertNotIn(None, shaped)
+        self.assertIn(None, free)
 
 
 if __name__ == "__main__":

@@ -119,6 +119,17 @@ class Responses(Dialect):
         self.create(previous_response_id=reply["id"], input=answer)
         self.create(input=[{"role": "user", "content": "Hello"}, call, *answer])
 
+    def test_logprobs(self):
+        wish = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+        part = self.create(**wish)["output"][0]["content"][0]
+        self.assertEqual([len(token["top_logprobs"]) for token in part["logprobs"]], [2] * 12)
+        self.assertEqual(part["logprobs"][0]["logprob"], part["logprobs"][0]["top_logprobs"][0]["logprob"], "it is greedy")
+        events = named_events(self.server.stream("/v1/responses", {"input": "Hello", "temperature": 0, "max_output_tokens": 12, **wish}))
+        deltas = [data["logprobs"] for name, data in events if name == "response.output_text.delta"]
+        self.assertEqual(sum(deltas, []), part["logprobs"])
+        self.assertEqual(events[-1][1]["response"]["output"][0]["content"][0]["logprobs"], part["logprobs"])
+        self.assertEqual(self.create(top_logprobs=2)["output"][0]["content"][0]["logprobs"], [], "not included")
+
     def test_refused(self):
         for fields, param in (({"input": []}, "input"), ({"input": 5}, "input"), ({"input": [{"type": "image"}]}, "input[0]"),
                               ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0]"), ({"background": True}, "background"),
@@ -218,6 +229,23 @@ class Ollama(Dialect):
         plain = self.server.complete(max_tokens=12).json()["choices"][0]["text"]
         self.assertEqual("".join(line["response"] for line in raw), plain)
         self.assertEqual(self.ask("/api/generate", {"model": "test"})["done_reason"], "load")
+        self.assertEqual(self.ask("/api/generate", {"model": "test", "keep_alive": 0})["done_reason"], "unload")
+
+    def test_durations_are_of_the_prompt_and_of_the_answer(self):
+        options = {"temperature": 0, "num_predict": 60, "stop": ["no such text"]}
+        whole = self.ask("/api/generate", {"model": "test", "prompt": "Hello", "options": options, "stream": False})
+        self.assertGreater(whole["eval_duration"], 0, "clients divide by it")
+        self.assertLessEqual(whole["prompt_eval_duration"] + whole["eval_duration"], whole["total_duration"])
+
+    def test_logprobs(self):
+        options = {"temperature": 0, "num_predict": 6}
+        for path, prompt in (("/api/generate", {"prompt": "Hello"}), ("/api/generate", {"prompt": "Hello", "raw": True}),
+                             ("/api/chat", {"messages": HELLO})):
+            body = {"model": "test", "options": options, "logprobs": True, "top_logprobs": 2, **prompt}
+            whole = self.ask(path, {**body, "stream": False})["logprobs"]
+            self.assertEqual([len(token["top_logprobs"]) for token in whole], [2] * 6)
+            self.assertEqual(sum((line.get("logprobs", []) for line in self.lines(path, body)), []), whole)
+            self.assertNotIn("logprobs", self.ask(path, {**body, "logprobs": False, "stream": False}))
 
     def test_format_and_tools(self):
         body = {"model": "test", "messages": HELLO, "stream": False, "options": {"temperature": 0, "num_predict": 200}}
@@ -244,6 +272,7 @@ class Ollama(Dialect):
                                    ("/api/chat", {"model": "test", "messages": HELLO, "options": {"temperature": -1}}, 400),
                                    ("/api/chat", {"model": "test", "messages": HELLO, "options": {"num_predict": "x"}}, 400),
                                    ("/api/chat", {"model": "test", "messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400),
+                                   ("/api/generate", {"model": "test", "prompt": "x", "suffix": "y"}, 400),
                                    ("/api/generate", {"model": "test", "prompt": "x", "think": True}, 400)):
             error = self.ask(path, body, status)
             self.assertEqual(list(error), ["error"])
@@ -258,11 +287,22 @@ class LlamaCpp(Dialect):
         self.assertEqual((whole["content"], whole["tokens"]), (plain["text"], plain["token_ids"]))
         self.assertEqual(whole["stop_type"], "limit" if plain["finish_reason"] == "length" else "eos")
         self.assertEqual(len(whole["completion_probabilities"]), len(whole["tokens"]))
+        self.assertGreater(whole["timings"]["predicted_ms"], 0)
         self.assertEqual(len(whole["completion_probabilities"][0]["top_logprobs"]), 2)
         events = [json.loads(event[6:]) for event in self.server.stream("/completion", body).events() if event.startswith("data: ")]
         self.assertEqual("".join(event["content"] for event in events), whole["content"])
         self.assertEqual([event["stop"] for event in events], [False] * (len(events) - 1) + [True])
         self.assertEqual(sum((event["tokens"] for event in events), []), whole["tokens"])
+
+    def test_nothing_to_predict_reads_the_prompt(self):
+        prompt = "The grass is green. " * 40
+        for stream in (False, True):
+            if stream:
+                reply = [json.loads(event[6:]) for event in self.server.stream("/completion", {"prompt": prompt, "n_predict": 0}).events()][-1]
+            else:
+                reply = self.ask("/completion", {"prompt": prompt, "n_predict": 0})
+            self.assertEqual((reply["content"], reply["tokens_predicted"], reply["stop_type"]), ("", 0, "limit"))
+        self.assertGreater(self.ask("/completion", {"prompt": prompt, "n_predict": 1})["tokens_cached"], 0)
 
     def test_stop_words_and_constraints(self):
         text = self.ask("/completion", {"prompt": "The grass is", "temperature": 0, "n_predict": 12})["content"]

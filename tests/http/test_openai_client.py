@@ -11,7 +11,13 @@ import pypi
 
 class OpenAiClient(unittest.TestCase):
     def test_official_client(self):
-        python = pypi.python_with("openai<4")
+        self.run_checks("openai<4")
+
+    def test_the_version_before(self):
+        self.run_checks("openai<3")
+
+    def run_checks(self, package):
+        python = pypi.python_with(package)
         server = bamtest.Server("--api-key", "right", "--max-num-seqs", "4", "--max-queue", "4")
         try:
             script = pathlib.Path(__file__).with_name("openai_client_checks.py")

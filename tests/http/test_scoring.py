@@ -18,6 +18,29 @@ TEXT = ("There is an important info hidden inside a lot of irrelevant text. Find
         "blue. The sun is yellow. Here we go. There and back again. The pass key is 71432. Remember it. 71432 is the pass key.")
 
 
+class AskedAgain(unittest.TestCase):
+    def test_scores_are_the_same_bits_and_the_prompt_is_not_read_again(self):
+        body = {"prompt": TEXT * 4, "echo": True, "max_tokens": 0, "logprobs": 2}
+        plain = bamtest.Server("--prefix-cache", "off")
+        server = bamtest.Server()
+        try:
+            expected = plain.post("/v1/completions", body).json()["choices"][0]["logprobs"]
+            for asked in range(3):
+                reply = server.post("/v1/completions", {**body, "stream": False}).json()
+                self.assertEqual(reply["choices"][0]["logprobs"], expected)
+                cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+                self.assertEqual(cached > 0, asked > 0)
+            other = {**body, "prompt": TEXT * 3 + "Something else."}
+            reply = server.post("/v1/completions", other).json()
+            self.assertEqual(reply["choices"][0]["logprobs"], plain.post("/v1/completions", other).json()["choices"][0]["logprobs"])
+            self.assertGreater(reply["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+            salted = server.post("/v1/completions", {**body, "cache_salt": "another"}).json()
+            self.assertEqual(salted["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+        finally:
+            plain.stop()
+            server.stop()
+
+
 @unittest.skipIf(numpy_oracle is None, "SKIPPED: numpy is missing (apt-get install python3-numpy)")
 class Scoring(unittest.TestCase):
     def compare_embeddings(self, server, oracle, tolerance):

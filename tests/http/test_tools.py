@@ -62,6 +62,13 @@ class Tools(bamtest.ServerTest):
                 if choice == named:
                     self.assertEqual(reply["message"]["tool_calls"][0]["function"]["name"], "get_weather")
 
+    def test_a_named_function_is_called_once(self):
+        # Clients that name a function (instructor) take a second call, or a reply that ends for its length, for a failure.
+        named = {"type": "function", "function": {"name": "get_weather"}}
+        for fields in ({}, {"parallel_tool_calls": True}):
+            reply = self.chat(tool_choice=named, logit_bias={"2": -100}, **fields)["choices"][0]
+            self.assertEqual((reply["finish_reason"], len(reply["message"]["tool_calls"])), ("tool_calls", 1), reply)
+
     def test_parallel_calls(self):
         # A bias against EOS makes the model go on calling.
         reply = self.chat(tool_choice="required", logit_bias={"2": -100}, max_tokens=1500)["choices"][0]

@@ -20,6 +20,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -404,15 +405,20 @@ TEST(BamModelFiles, AModelOutlivesItsFile) {
   const ModelConfig config = load_model_config(dir.path());
   const auto backend = make_cpu_backend({.num_threads = 1});
   BamModel model(*backend, config, load_weights(dir.path(), config), {});
-  const auto row = [&](const std::vector<int32_t>& tokens) {
-    AttentionProbe probe(model, tokens, 1, 2, 89);
-    while (!probe.done()) probe.advance(64);
-    return probe.result();
+  const KvLayout layout = make_kv_layout(DType::kF32, static_cast<int>(config.head_dim), kTileKeys);
+  const auto memory = backend->allocate(static_cast<size_t>(model.num_groups()) * layout.page_bytes());
+  const KvCacheView kv{static_cast<std::byte*>(memory->data()), model.num_groups(), layout};
+  std::vector<int32_t> table(static_cast<size_t>(model.num_groups()));
+  std::iota(table.begin(), table.end(), 0);
+  const auto queries = [&](int32_t token) {
+    return AttentionProbe::queries(model, kv, {table.data(), 1, 0, 1, 0}, token);
   };
-  const std::vector<float> before = row(random_tokens(90, 512));
+  const std::vector<float> before = queries(7);
+  const double bias = AttentionProbe::specs(model)[1].bias_of(2).value(9);
   std::filesystem::resize_file(dir / "model.safetensors", 100);
-  EXPECT_EQ(row(random_tokens(90, 512)), before);
-  EXPECT_EQ(row(random_tokens(90, 512, 12)).size(), 90u);  // other tokens' rows
+  EXPECT_EQ(queries(7), before);
+  EXPECT_NE(queries(8), before);  // another token's row
+  EXPECT_EQ(AttentionProbe::specs(model)[1].bias_of(2).value(9), bias);
 }
 
 TEST(BamModelFiles, AFileThatChangesDuringTheLoadIsNoticed) {

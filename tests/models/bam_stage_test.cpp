@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "models/attention_probe.h"
+#include "models/attention_walk.h"
 #include "models/bam.h"
 #include "tests/reference/model_harness.h"
 
@@ -135,28 +136,104 @@ TEST_P(BamStages, DealOutReportsAndWeights) {
   EXPECT_EQ(weight_bytes, whole.front().model->weight_bytes());
 }
 
+// [layers][heads * head_dim] of a row whose pages are complete, handed from stage to stage.
+std::vector<float> row_queries(std::vector<Stage>& stages, int32_t token, int64_t position) {
+  std::vector<float> queries, row_in(static_cast<size_t>(stages.front().model->config().hidden_size)), row_out = row_in;
+  for (Stage& stage : stages) {
+    const SequenceRows row{stage.table.data(), stage.blocks, 0, 1, position};
+    const std::vector<float> part = AttentionProbe::queries(*stage.model, stage.kv, row, token,
+                                                            stage.model->first_stage() ? nullptr : row_in.data(),
+                                                            stage.model->last_stage() ? nullptr : row_out.data());
+    queries.insert(queries.end(), part.begin(), part.end());
+    std::swap(row_in, row_out);
+  }
+  return queries;
+}
+
 TEST_P(BamStages, HandAProbeOn) {
-  const std::vector<int32_t> tokens = random_tokens(150, checkpoint_.config().vocab_size);
+  const std::vector<int32_t> tokens = random_tokens(kTokens, checkpoint_.config().vocab_size);
+  auto whole = make_stages(*backend_, checkpoint_, DType::kF16, {kLayers});
+  run(whole, tokens, 70);
+  const std::vector<std::byte> before = pages(whole);
+  const std::vector<AttentionCounters> counters = whole.front().model->counters();
+  const std::vector<float> expected = row_queries(whole, tokens.back(), kTokens - 1);
+  EXPECT_EQ(pages(whole), before) << "the row writes what is there";
+  EXPECT_EQ(whole.front().model->counters()[0].visited, counters[0].visited);
+  for (const auto& split : kSplits) {
+    auto stages = make_stages(*backend_, checkpoint_, DType::kF16, split);
+    run(stages, tokens, 33);
+    EXPECT_TRUE(same(row_queries(stages, tokens.back(), kTokens - 1), expected)) << split.size() << " stages";
+  }
+}
+
+// Every head's row, by the definition of the model in float64.
+TEST_P(BamStages, RowsLookWhereTheOracleLooks) {
+  const std::vector<int32_t> tokens = random_tokens(kTokens, checkpoint_.config().vocab_size);
+  const ModelConfig& config = checkpoint_.config();
+  const int64_t position = kTokens - 1;
+  Capture capture;
+  Oracle(config, checkpoint_.weights()).logits(tokens, &capture);
   auto whole = make_stages(*backend_, checkpoint_, DType::kF32, {kLayers});
-  auto stages = make_stages(*backend_, checkpoint_, DType::kF32, {1, 2, 1});
-  std::vector<float> rows_in(static_cast<size_t>(kRows * checkpoint_.config().hidden_size)), rows_out = rows_in;
-  for (const int layer : {0, 1, 2, 3}) {
-    AttentionProbe expected(*whole.front().model, tokens, layer, 1, 140);
-    while (!expected.done()) expected.advance(50);
-    std::vector<std::unique_ptr<AttentionProbe>> probes;
-    for (Stage& stage : stages) {
-      if (stage.model->stage().first_layer > layer) break;
-      probes.push_back(std::make_unique<AttentionProbe>(*stage.model, tokens, layer, 1, 140));
-    }
-    while (!probes.back()->done()) {
-      for (size_t s = 0; s < probes.size(); ++s) {
-        EXPECT_EQ(probes[s]->passes_on(), s + 1 < probes.size());
-        probes[s]->advance(37, s == 0 ? nullptr : rows_in.data(), probes[s]->passes_on() ? rows_out.data() : nullptr);
-        std::swap(rows_in, rows_out);
+  run(whole, tokens, 70);
+  Stage& stage = whole.front();
+  const std::vector<float> queries = row_queries(whole, tokens.back(), position);
+  const auto look_at = [&](const AttentionLook& look) {
+    EXPECT_EQ(check_look(look, config, kTokens), "");
+    AttentionWalk walk(AttentionProbe::specs(*stage.model), look, position, queries);
+    for (size_t g = 0; g < walk.groups().size(); ++g) {
+      const int64_t row = walk.groups()[g].layer * config.num_kv_heads + walk.groups()[g].kv_head;
+      for (int64_t block = stage.blocks - 1; block >= 0; --block) {
+        const int32_t page = stage.table[static_cast<size_t>(row * stage.blocks + block)];
+        walk.add(g, block * kPage, stage.kv.layout,
+                 stage.kv.base + page * static_cast<int64_t>(stage.kv.layout.page_bytes()));
       }
     }
-    EXPECT_TRUE(same(probes.back()->result(), expected.result())) << "layer " << layer;
+    auto report = walk.report();
+    EXPECT_TRUE(report);
+    return *report;
+  };
+  const auto expected = [&](const HeadAttention& head, int64_t key) {
+    const auto& p = capture.layers[static_cast<size_t>(head.layer)].probabilities;
+    return p[static_cast<size_t>((head.head * kTokens + position) * kTokens + key)];
+  };
+  const AttentionReport keys = look_at({.bins = 4096, .peaks = 3});
+  ASSERT_EQ(keys.heads.size(), static_cast<size_t>(kLayers * config.num_heads));
+  EXPECT_EQ(keys.bin_keys, 1);
+  for (const HeadAttention& head : keys.heads) {
+    SCOPED_TRACE(::testing::Message() << "layer " << head.layer << " head " << head.head);
+    double total = 0, prior = 0, largest = 0;
+    for (int64_t key = 0; key < kTokens; ++key) {
+      const auto k = static_cast<size_t>(key);
+      EXPECT_NEAR(head.sum[k], expected(head, key), 1e-3 * expected(head, key) + 1e-5) << "key " << key;
+      EXPECT_NEAR(head.max[k], head.sum[k], 1e-6 * head.sum[k]);
+      total += head.sum[k];
+      prior += head.prior[k];
+      largest = std::max(largest, double{head.sum[k]});
+    }
+    EXPECT_NEAR(total, 1, 1e-5);
+    EXPECT_NEAR(prior, 1, 1e-5);
+    ASSERT_EQ(head.peaks.size(), 3u);
+    EXPECT_NEAR(head.peaks[0].weight, largest, 1e-6);
+    EXPECT_GE(head.peaks[0].weight, head.peaks[1].weight);
+    EXPECT_NEAR(head.peaks[1].weight, head.sum[static_cast<size_t>(head.peaks[1].key)], 1e-6);
   }
+  const AttentionReport part = look_at({.layer = 2, .head = 1, .from = 40, .to = 150, .bins = 9, .spans = {{10, 60}}});
+  ASSERT_EQ(part.heads.size(), 1u);
+  EXPECT_EQ(part.bin_keys, 13);
+  const HeadAttention& binned = part.heads[0];
+  const HeadAttention& full = keys.heads[static_cast<size_t>(2 * config.num_heads + 1)];
+  ASSERT_EQ(binned.sum.size(), 9u);
+  double inside = 0, span = 0;
+  for (size_t b = 0; b < 9; ++b) {
+    const auto begin = full.sum.begin() + 40 + 13 * static_cast<int64_t>(b);
+    const auto end = std::min(begin + 13, full.sum.begin() + 150);
+    EXPECT_NEAR(binned.sum[b], std::accumulate(begin, end, 0.0), 1e-6);
+    EXPECT_NEAR(binned.max[b], *std::max_element(begin, end), 1e-6);
+    inside += binned.sum[b];
+  }
+  for (size_t key = 10; key < 60; ++key) span += full.sum[key];
+  EXPECT_NEAR(binned.outside, 1 - inside, 1e-5);
+  EXPECT_NEAR(binned.spans[0], span, 1e-5);
 }
 
 std::vector<Variant> some_variants() {

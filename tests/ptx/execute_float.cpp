@@ -150,11 +150,33 @@ bool plain(const Instruction& i) {
   return true;
 }
 
+// Both halves of a register; a sum or product of two float16 is exact in double and rounded once.
+template <typename Operation>
+void halves(Warp& warp, const Instruction& instruction) {
+  const Lanes<uint32_t> a = warp.get<uint32_t>(instruction.operands[1]),
+                        b = warp.get<uint32_t>(instruction.operands[2]);
+  const auto half = [](uint32_t x, uint32_t y) {
+    const double exact = Operation()(static_cast<double>(cuda_emu::half_to_float(static_cast<uint16_t>(x))),
+                                     static_cast<double>(cuda_emu::half_to_float(static_cast<uint16_t>(y))));
+    return uint32_t{cuda_emu::float_to_half(cuda_emu::round_to_odd(exact))};
+  };
+  Lanes<uint32_t> d;
+  for (size_t lane = 0; lane < 32; ++lane) {
+    d[lane] = half(a[lane] & 0xffffu, b[lane] & 0xffffu) | half(a[lane] >> 16, b[lane] >> 16) << 16;
+  }
+  warp.put(instruction.operands[0], d);
+}
+
 }  // namespace
 
 Handler find_float(const Instruction& i) {
   const std::string& family = i.parts.front();
   const Type type = i.type;
+  if (type == Type::kF16x2 && i.parts.size() == 2) {
+    if (family == "add") return &halves<Add>;
+    if (family == "sub") return &halves<Sub>;
+    if (family == "mul") return &halves<Mul>;
+  }
   if (type != Type::kF32 && type != Type::kF64) return nullptr;
   const bool flushes = i.has("ftz");
   if (type == Type::kF32) {

@@ -228,6 +228,7 @@ Handler find_conversion(const Instruction& i) {
   if (to == Type::kF32 && from == Type::kBF16) return &convert_bits<&bfloat16_to_float, uint16_t>;
   if (to == Type::kF16x2 && from == Type::kF32) return &convert_pair<&float_to_half, 16>;
   if (to == Type::kBF16x2 && from == Type::kF32) return &convert_pair<&float_to_bfloat16, 16>;
+  if (to == Type::kBF16x2 && from == Type::kF32) return &convert_pair<&float_to_bfloat16, 16>;
   if (to == Type::kE4M3x2 && from == Type::kF32 && i.has("satfinite")) return &convert_pair<&float_to_e4m3, 8>;
   if (to == Type::kF16x2 && from == Type::kE4M3x2) return &e4m3_to_halves;
   if (to == Type::kF32) return conversion_from<float>(from);

@@ -166,6 +166,13 @@ TEST(PtxArithmetic, FloatsRoundAsAsked) {
   EXPECT_EQ(integer("mov.f32 %f2, 0f7FC00000; cvt.rzi.s32.f32 %r1, %f2;"), 0u);
   EXPECT_EQ(integer("mov.f32 %f2, 0f5F000000; cvt.rzi.s32.f32 %r1, %f2;"), 0x7fffffffu);
   EXPECT_EQ(integer("mov.f32 %f2, 0f477FF000; mov.f32 %f3, 0f3F800000; cvt.rn.f16x2.f32 %r1, %f2, %f3;"), 0x7c003c00u);
+  EXPECT_EQ(integer("mov.f32 %f2, 0f3F80C000; mov.f32 %f3, 0fC0000000; cvt.rn.bf16x2.f32 %r1, %f2, %f3;"), 0x3f81c000u);
+  // 1152 - 1152 and 1279 - 1152; the least subnormal times 256 and an odd multiple of it times a half; infinity.
+  const std::string halves = "mov.u32 %r2, 0x64FF6480; mov.u32 %r3, 0x64806480; ";
+  EXPECT_EQ(integer(halves + "sub.f16x2 %r1, %r2, %r3;"), 0x57f00000u);
+  EXPECT_EQ(integer(halves + "add.f16x2 %r1, %r2, %r3;"), 0x68c06880u);
+  EXPECT_EQ(integer("mov.u32 %r2, 0x00030001; mov.u32 %r3, 0x38005C00; mul.f16x2 %r1, %r2, %r3;"), 0x00020100u);
+  EXPECT_EQ(integer("mov.u32 %r2, 0x7BFF7F80; mov.u32 %r3, 0x5C005C00; mul.f16x2 %r1, %r2, %r3;") >> 16, 0x7c00u);
   EXPECT_EQ(integer("mov.f32 %f2, 0f43E10000; mov.f32 %f3, 0f3F800000; cvt.rn.satfinite.e4m3x2.f32 %h1, %f2, %f3; "
                     "cvt.u32.u16 %r1, %h1;"),
             0x7e38u);

@@ -21,10 +21,11 @@ ALLOWED = {
     "server/jinja": {"base", "server/jinja"},
     "server/api": {"base", "models", "engine", "server", "server/grammar", "server/jinja", "server/api"},  # no tensors
     "server/events": {"base", "engine", "server/events"},
+    "server/store": {"base", "engine", "server/store"},
     "server/http": {"base", "models", "engine", "server", "server/api", "server/http"},
     "server": {"base", "server", "server/api"},
     "app": {"base", "kernels", "models", "engine", "server", "server/grammar", "server/jinja", "server/api", "server/http",
-            "server/events", "transport", "app"},
+            "server/events", "server/store", "transport", "app"},
 }
 # What CMake may link: as above; server/ itself only adds its rooms up.
 LINKABLE = {**ALLOWED, "server": {room for room in ALLOWED if room != "app"}}
@@ -34,10 +35,11 @@ OUTSIDE = [
     ("Drogon", re.compile(r"^(drogon|trantor)/"), ("server/http/",)),
     ("JSON", re.compile(r"^(nlohmann|json)/"), ("base/json", "app/")),
     ("CUDA", re.compile(r"^(cuda|cublas|cudnn|nv|cub/|thrust/|mma\.h|curand)"), ("kernels/cuda/",)),
-    ("transport", re.compile(r"^(gloo/|mpi\.h|hiredis/)"), ("transport/",)),
+    ("transport", re.compile(r"^(gloo/|mpi\.h)"), ("transport/",)),
+    ("Redis", re.compile(r"^hiredis/"), ("transport/", "server/store/")),
     ("ZeroMQ", re.compile(r"^zmq"), ("server/events/",)),
     ("sentencepiece", re.compile(r"^sentencepiece"), ("models/",)),
-    ("libcurl", re.compile(r"^curl/"), ("app/",)),
+    ("libcurl", re.compile(r"^curl/"), ("app/", "server/store/")),
     ("command-line", re.compile(r"^CLI/"), ("app/",)),
     ("xxHash", re.compile(r"^xxhash"), ("base/",)),
     ("Highway", re.compile(r"^hwy/"), ("kernels/",)),
@@ -142,6 +144,8 @@ SELF_TEST = [
     ("app/ok_json.cpp", "#include <nlohmann/json.hpp>\n// #include \"app/x.h\"\n", None),
     ("server/api/drogon.cpp", "#include <drogon/drogon.h>\n", "Drogon header"),
     ("server/api/up.cpp", '#include "server/http/ok.h"\n', "server/api must not include server/http/ok.h"),
+    ("server/store/ok.cpp", "#include <hiredis/hiredis.h>\n#include <curl/curl.h>\n", None),
+    ("server/events/redis.cpp", "#include <hiredis/hiredis.h>\n", "Redis header"),
     ("server/http/ok.h", '#include <trantor/net/EventLoop.h>\n#include "server/api/drogon.cpp"\n', None),
     ("server/grammar/tokenizer.cpp", '#include "models/ok.h"\n', "server/grammar must not include models/ok.h"),
     ("server/grammar/regex.cpp", "#include <regex>\n", "regular-expression header"),

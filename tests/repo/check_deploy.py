@@ -181,6 +181,8 @@ def check_server_manifest() -> list[str]:
         problems.append("deploy/k8s: the probes ask the wrong routes")
     if config["BAM_KV_DIR"] not in {mount["mountPath"] for mount in server["volumeMounts"] if not mount.get("readOnly")}:
         problems.append("deploy/k8s: BAM_KV_DIR is not on a writable volume")
+    if Path(config["BAM_KV_STORE"]).parent.as_posix() != config["BAM_KV_DIR"]:
+        problems.append("deploy/k8s: BAM_KV_STORE is not on the writable volume")
     if spec["serviceName"] != of_kind("Service", "bam-replicas")["metadata"]["name"]:
         problems.append("deploy/k8s: the StatefulSet's service does not exist")
     user = re.search(r"^USER (\d+):", read("docker/Dockerfile.cpu"), re.MULTILINE)[1]
@@ -238,6 +240,55 @@ def check_inference_pool() -> list[str]:
     return [f"deploy/inference-pool: {problem}" for problem in problems]
 
 
+def check_llm_d() -> list[str]:
+    """deploy/llm-d: replicas, policy and picker agree on ports, topic, page size and names."""
+    kustomization = yaml.safe_load(read("deploy/llm-d/kustomization.yaml"))
+    files = {*kustomization["resources"], *(patch["path"] for patch in kustomization["patches"])}
+    problems = [f"{name} does not exist" for name in files if not (ROOT / "deploy/llm-d" / name).exists()]
+    problems += [f"{name} has no kustomization" for name in kustomization["resources"]
+                 if name.startswith("../") and not (ROOT / "deploy/llm-d" / name / "kustomization.yaml").exists()]
+    problems += [f"{file.name} is not in the kustomization" for file in (ROOT / "deploy/llm-d").glob("*.yaml")
+                 if file.name not in files | {"kustomization.yaml", "picker-values.yaml"}]
+    patch, policy = yaml.safe_load(read("deploy/llm-d/events.yaml")), yaml.safe_load(read("deploy/llm-d/networkpolicy.yaml"))
+    replicas = of_kind("StatefulSet", "bam")
+    container, server = patch["spec"]["template"]["spec"]["containers"][0], replicas["spec"]["template"]["spec"]["containers"][0]
+    if (patch["kind"], patch["metadata"]["name"], container["name"]) != ("StatefulSet", replicas["metadata"]["name"], server["name"]):
+        problems.append("events.yaml patches nothing")
+    environment = {entry["name"]: entry.get("value") for entry in container["env"]}
+    problems += [f"bam has no setting {name}" for name in environment if name.startswith("BAM_") and name not in settings()]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    if environment["BAM_KV_EVENTS"] != f"tcp://*:{ports['kv-events']}" or environment["BAM_KV_EVENTS_REPLAY"] != f"tcp://*:{ports['kv-replay']}":
+        problems.append("events.yaml: the endpoints are not the ports")
+    model = of_kind("ConfigMap", "bam-config")["data"]["BAM_MODEL"]
+    if environment["BAM_KV_EVENTS_TOPIC"] != f"kv@$(POD_IP):{server['ports'][0]['containerPort']}@{model}" or "POD_IP" not in environment:
+        problems.append("events.yaml: the topic is not kv@ADDRESS@MODEL")
+    if list(environment).index("POD_IP") > list(environment).index("BAM_KV_EVENTS_TOPIC"):
+        problems.append("events.yaml: POD_IP must come before the variable that uses it")
+    pool = next(d for d in yaml.safe_load_all(read("deploy/inference-pool/pool.yaml")) if d["kind"] == "InferencePool")
+    picker = {"inferencepool": pool["spec"]["endpointPickerRef"]["name"]}
+    if policy["spec"]["podSelector"]["matchLabels"] != replicas["spec"]["template"]["metadata"]["labels"] or \
+            policy["spec"]["ingress"][0]["from"] != [{"podSelector": {"matchLabels": picker}}] or \
+            {port["port"] for port in policy["spec"]["ingress"][0]["ports"]} != set(ports):
+        problems.append("networkpolicy.yaml does not let the picker hear the events")
+    values = yaml.safe_load(read("deploy/llm-d/picker-values.yaml"))["inferenceExtension"]
+    config = yaml.safe_load(values["pluginsCustomConfig"][values["pluginsConfigFile"]])
+    plugins = {plugin["type"]: plugin.get("parameters", {}) for plugin in config["plugins"]}
+    used = {entry["pluginRef"] for profile in config["schedulingProfiles"] for entry in profile["plugins"]}
+    if config["kind"] != "EndpointPickerConfig" or used | {"single-profile-handler"} != set(plugins):
+        problems.append("picker-values.yaml: plugins and profile differ")
+    prefix = plugins["precise-prefix-cache-scorer"]
+    page_size = int(re.search(r"int page_size = (\d+);", read("engine/config.h"))[1])
+    if prefix["tokenProcessorConfig"]["blockSize"] != page_size or values["replicas"] != 1:
+        problems.append(f"picker-values.yaml: blocks have {page_size} tokens, and one picker knows of them")
+    events = prefix["kvEventsConfig"]
+    if not events["discoverPods"] or events["podDiscoveryConfig"]["socketPort"] != ports["kv-events"] or \
+            not environment["BAM_KV_EVENTS_TOPIC"].startswith(events["topicFilter"]):
+        problems.append("picker-values.yaml: the picker does not hear what the replicas say")
+    if prefix["indexerConfig"]["tokenizersPoolConfig"]["modelName"] != model:
+        problems.append("picker-values.yaml: another model")
+    return [f"deploy/llm-d: {problem}" for problem in problems]
+
+
 def check_systemd() -> list[str]:
     unit, environment = read("deploy/systemd/bam.service"), read("deploy/systemd/bam.env")
     values = dict(re.findall(r"^(BAM_\w+)=(.*)$", environment, re.MULTILINE))
@@ -279,7 +330,7 @@ def main() -> None:
     problems = dockerfile_lint.self_test()
     if len(settings()) < 30 or len(metrics()) < 30:
         problems.append("self-test: the program's settings or metrics were not found")
-    checks = (check_dockerfiles, check_compose, check_manifests, check_inference_pool, check_systemd, check_monitoring)
+    checks = (check_dockerfiles, check_compose, check_manifests, check_inference_pool, check_llm_d, check_systemd, check_monitoring)
     for check in checks:
         problems += check()
     finish("deployment files", len(checks), problems)

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import unittest
+from xml.etree import ElementTree
 
 from tooltest import REPO, TOOLS
 
@@ -27,6 +28,7 @@ except ImportError as error:
     sys.exit(77)
 import bamtest
 import export
+import plot_attention
 import study
 import study_tables
 import study_tasks
@@ -295,6 +297,45 @@ class Tables(unittest.TestCase):
             (results / "a.csv").write_text(text)
             (results / "b.csv").write_text(text.replace("1,1,4", "1,0.9,4"))
             self.assertIn("| a | 300 | 1 | 4 |\n| b | not within the training | 0.9 | 4 |", study_tables.learning(results))
+
+
+    def test_spread_over_seeds_and_the_difference_seed_by_seed(self):
+        self.assertEqual(study_tables.spread([1.0, 0.9, 0.8]), "90 ± 25 (100, 90, 80)")  # 4.303 * 10 / sqrt(3)
+        right = {"a": (4, 4, 2), "a-seed2": (4, 3, 2), "b": (4, 0, 0), "b-seed2": (3, 0, 0), "alone": (4, 4, 4)}
+        with tempfile.TemporaryDirectory() as folder:
+            results = pathlib.Path(folder)
+            for name, counts in right.items():
+                asked = list(zip((512, 1024, 2048), counts))
+                lines = [{"type": "result", "length": n, "score": float(i < c)} for n, c in asked for i in range(4)]
+                (results / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+            found = study_tables.seeds(results, list(right))
+            self.assertIn("| a | 100 ± 0 (100, 100) | 88 ± 159 (100, 75) | 50 ± 0 (50, 50) |", found)
+            self.assertIn("| a − b | 12 ± 159 (0, 25) | 88 ± 159 (100, 75) | 50 ± 0 (50, 50) |", found)
+            self.assertNotIn("alone", found)
+        # Not asked for: nothing after two lengths without an answer, unknown otherwise.
+        self.assertEqual(study_tables.share_at({512: 1.0, 1024: 0.0, 2048: 0.0}, 4096), 0.0)
+        self.assertTrue(math.isnan(study_tables.share_at({512: 1.0, 1024: 0.0}, 2048)))
+        self.assertEqual(study_tables.spread([1.0, math.nan]), "–")
+
+
+class AttentionPicture(unittest.TestCase):
+    def test_the_head_that_finds_the_key_stands_on_top(self):
+        server = bamtest.Server(model=str(REPO / "checkpoints" / "siblings" / "bam-ssmax"))
+        try:
+            url = f"http://127.0.0.1:{server.port}"
+            tokens, where = plot_attention.prompt(url, 512, 0.3)
+            self.assertLessEqual(len(tokens), 512)
+            needle = server.post("/detokenize", {"tokens": tokens[where.start : where.stop]}).json()["prompt"]
+            self.assertEqual(needle.strip(), tasks.NEEDLE.format(key=plot_attention.KEY))
+            heads = server.get("/v1/prior").json()["heads"]
+            found = plot_attention.shares(url, heads, 512, 2)
+        finally:
+            server.stop()
+        best = heads[max(range(len(heads)), key=found.__getitem__)]
+        self.assertGreater(max(found), 0.5)
+        self.assertLess(best["beta"], 0)
+        markers = [e for e in ElementTree.fromstring(plot_attention.draw(heads, found, 512)).iter() if e.tag.endswith("}title")]
+        self.assertEqual(len(markers), len(heads) + 2)  # and two in the legend
 
 
 class Shipped(unittest.TestCase):

@@ -6,11 +6,12 @@
 # FOLDER holds checkpoint folders (checkpoints/siblings); TEXT, which nobody was trained on, is scored and hides needles
 # (WORKDIR/valid.txt of the training). Results are kept in RESULTS and a second call continues them; PICTURES gets the SVG files.
 # Lengths grow until a model has answered nothing at two of them in a row. rope-ssmax is also served with its theta multiplied.
-# CURVES are the siblings' learning curves. BAM names the program, LONG the lengths (in tokens, 5 depths) that are tried with those still alive at the last of LENGTHS.
+# CURVES are the siblings' learning curves. BAM names the program, LONG the lengths (in tokens, 5 depths) that are tried with
+# those still alive at the last of LENGTHS, MEASURES what is measured (pass_keys perplexity needles).
 set -euo pipefail
 
 if [[ $# -lt 4 || $# -gt 5 ]]; then
-  sed -n '2,12s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,10s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
 folder=$1 text=$2 results=$3 pictures=$4 curves=${5:-}
@@ -19,6 +20,7 @@ tools=$(dirname "$0")
 read -ra lengths <<<"${LENGTHS:-500 1024 2048 4096 8192 16384 32768}"
 read -ra long <<<"${LONG-131072 512000}"
 read -ra needle_lengths <<<"${NEEDLE_LENGTHS:-500 1024 2048 4096}"
+read -ra measures <<<"${MEASURES:-pass_keys perplexity needles}"
 mkdir -p "$results"
 
 server=
@@ -41,8 +43,9 @@ serve() {
 }
 
 # ask OUT LABEL REPEATS DEPTHS LENGTHS… -- FLAGS…: stops after two lengths in a row without a right answer, and then returns 1.
+# The caller sets misses to 0, and the count goes on over its calls.
 ask() {
-  local out=$1 label=$2 repeats=$3 depths=$4 misses=0 asked=() length hits
+  local out=$1 label=$2 repeats=$3 depths=$4 asked=() length hits
   shift 4
   while [[ $1 != -- ]]; do
     asked+=("$1")
@@ -59,7 +62,7 @@ ask() {
 }
 
 pass_keys() {
-  local out=$results/$1.jsonl
+  local out=$results/$1.jsonl misses=0
   # Short prompts are cheap and decide whether the task is known: five keys per depth. Long ones, asked one after the other in
   # the order of depth, share their beginnings.
   ask "$out" "$1" 5 20 "${lengths[@]:0:3}" -- --concurrency 4 && ask "$out" "$1" 1 20 "${lengths[@]:3}" -- || return 0
@@ -72,10 +75,11 @@ perplexity() {
 }
 
 needles() {
-  local task haystack
+  local task haystack misses
   for task in niah_single_1 niah_single_2 niah_single_3 niah_multikey_1; do
     haystack=(--filler-file "$text")
     [[ $task != niah_single_1 ]] || haystack=()
+    misses=0
     # 48 tokens hold a UUID.
     ask "$results/$1.$task.jsonl" "$1" 1 20 "${needle_lengths[@]}" -- --task "$task" --max-tokens 48 --concurrency 4 "${haystack[@]}" || true
   done
@@ -94,7 +98,7 @@ if [[ -d $folder/rope-ssmax ]]; then
   done
 fi
 
-for measure in pass_keys perplexity needles; do
+for measure in "${measures[@]}"; do
   for checkpoint in "${checkpoints[@]}"; do
     serve "$checkpoint"
     "$measure" "$(basename "$checkpoint")"
@@ -106,9 +110,11 @@ done
 
 runs=() scores=()
 for checkpoint in "$folder"/*/; do
-  runs+=("$results/$(basename "$checkpoint").jsonl")
-  scores+=("$results/$(basename "$checkpoint").json")
+  run=$results/$(basename "$checkpoint")
+  [[ ! -s $run.jsonl ]] || runs+=("$run.jsonl")
+  [[ ! -s $run.json ]] || scores+=("$run.json")
 done
-"$bam" passkey report "${runs[@]}" --svg "$pictures" --report "$results/passkey.html"
-"$bam" eval report "${scores[@]}" --svg "$pictures" --report "$results/perplexity.html" --markdown "$results/perplexity.md"
+[[ ${#runs[@]} -eq 0 ]] || "$bam" passkey report "${runs[@]}" --svg "$pictures" --report "$results/passkey.html"
+[[ ${#scores[@]} -eq 0 ]] ||
+  "$bam" eval report "${scores[@]}" --svg "$pictures" --report "$results/perplexity.html" --markdown "$results/perplexity.md"
 python3 "$tools/study_tables.py" "$results" ${curves:+"$curves"} >"$results/tables.md"

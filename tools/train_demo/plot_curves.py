@@ -1,4 +1,4 @@
-"""Draws the siblings' learning curves as SVG: plot_curves.py CURVES > curves.svg. Standard library only.
+"""Draws the siblings' learning curves as SVG: plot_curves.py CURVES [NAME…] > curves.svg. Standard library only.
 
 One small panel per sibling: the share of held-out pass keys found at 128 and at 512 tokens, by step.
 """
@@ -44,8 +44,8 @@ def panel(name: str, curve: list[dict[str, float]], left: float, top: float) -> 
     return out
 
 
-def draw(folder: pathlib.Path) -> str:
-    paths = sorted(folder.glob("*.csv"))
+def draw(folder: pathlib.Path, names: list[str]) -> str:
+    paths = [folder / f"{name}.csv" for name in names] or sorted(folder.glob("*.csv"))
     cell_width, cell_height = LEFT + PANEL_WIDTH + 12, TOP + PANEL_HEIGHT + GAP
     width, height = min(COLUMNS, len(paths)) * cell_width + 12, HEAD + -(-len(paths) // COLUMNS) * cell_height
     out = [text(16, 26, "Held-out pass keys found, by training step (dotted: longer sequences begin)", "t", "start", 15, 'font-weight="600"')]
@@ -64,4 +64,6 @@ def draw(folder: pathlib.Path) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("curves", type=pathlib.Path)
-    sys.stdout.write(draw(parser.parse_args().curves))
+    parser.add_argument("names", nargs="*", help="of the curves; default: all in the folder")
+    arguments = parser.parse_args()
+    sys.stdout.write(draw(arguments.curves, arguments.names))

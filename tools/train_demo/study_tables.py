@@ -4,9 +4,12 @@ import csv
 import json
 import math
 import pathlib
+import re
+import statistics
 from collections import defaultdict
 
 KNOWN = 0.95
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # two-sided 95 %, by the number of values
 TASKS = ("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1")
 
 
@@ -52,6 +55,43 @@ def accuracy(results: pathlib.Path, names: list[str], suffix: str) -> str:
     return table(["right", *map(length_name, lengths)], rows)
 
 
+def share_at(shares: dict[int, float], length: int) -> float:
+    """A length that was not asked for counts as 0 after two without one right answer (compare.sh stops there)."""
+    before = [shares[n] for n in sorted(shares) if n < length][-2:]
+    return shares.get(length, 0.0 if before == [0, 0] else math.nan)
+
+
+def spread(values: list[float]) -> str:
+    """Percent of every seed, their mean and its 95 % interval by Student's t."""
+    if any(map(math.isnan, values)):
+        return "–"
+    each = ", ".join(f"{100 * value:.0f}" for value in values)
+    half = STUDENT[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
+    return f"{100 * statistics.mean(values):.0f} ± {100 * half:.0f} ({each})"
+
+
+def seeds(results: pathlib.Path, names: list[str], suffix: str = "") -> str:
+    """Siblings that were trained with several seeds, and the differences between them, seed by seed."""
+    runs = defaultdict(dict)  # sibling -> seed -> length -> share right
+    for name in names:
+        sibling, seed = re.fullmatch(r"(.+?)(?:-seed(\d+))?", name).groups()
+        found = cells(results / f"{name}{suffix}.jsonl")
+        if found:
+            runs[sibling][int(seed or 1)] = {length: statistics.mean(scores) for length, scores in found.items()}
+    runs = {sibling: by_seed for sibling, by_seed in sorted(runs.items()) if len(by_seed) > 1}
+    lengths = sorted({length for by_seed in runs.values() for shares in by_seed.values() for length in shares})
+    share = lambda sibling, seed, length: share_at(runs[sibling][seed], length)
+    rows = [[sibling, *(spread([share(sibling, seed, n) for seed in sorted(by_seed)]) for n in lengths)] for sibling, by_seed in runs.items()]
+    siblings = list(runs)
+    for i, first in enumerate(siblings):
+        for second in siblings[i + 1 :]:
+            both = sorted(runs[first].keys() & runs[second].keys())
+            if len(both) > 1:
+                gaps = [spread([share(first, seed, n) - share(second, seed, n) for seed in both]) for n in lengths]
+                rows.append([f"{first} − {second}", *gaps])
+    return table(["% right, by seed", *map(length_name, lengths)], rows) if rows else ""
+
+
 def learning(curves: pathlib.Path) -> str:
     """The first measured step from which on the task stayed known, and the last measurements."""
     rows = []
@@ -75,6 +115,8 @@ def main() -> None:
     for folder in curves:
         print("## Learning\n\n" + learning(folder))
     print("## Pass keys by length\n\n" + accuracy(results, names, ""))
+    if over_seeds := seeds(results, names):
+        print("## Pass keys over seeds\n\n" + over_seeds)
     for task in TASKS:
         print(f"## {task}\n\n" + accuracy(results, names, f".{task}"))
 

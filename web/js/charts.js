@@ -170,6 +170,17 @@ export class TimeChart {
       draw: (canvas) => this.#draw(canvas)});
   }
 
+  get chart() {
+    return this.#chart;
+  }
+
+  // Seconds before the last reading, and the values.
+  rows() {
+    const now = this.#samples.at(-1)?.timeS ?? 0;
+    return [['seconds', ...this.#series.map((series) => series.name)],
+      ...this.#samples.map((sample) => [(sample.timeS - now).toFixed(1), ...sample.values.map((value) => value ?? '')])];
+  }
+
   // values: one per series, null where nothing was observed
   push(timeS, values) {
     this.#samples.push({timeS, values});

@@ -91,10 +91,14 @@ export class ChatPane {
   async #answer(fields) {
     // One conversation has one thread.
     const body = this.#body(this.#sendable(), {...fields, n: undefined});
-    const view = new TokenView('Tokens of the answer');
+    let promptIds = null;
+    const view = new TokenView('Tokens of the answer', (_, token, before) => this.context.lookAt(promptIds, token, before));
     const message = this.#add('assistant', '', view);
     const draw = perFrame(() => this.#drawAnswer(message));
     const summary = await this.runner.run(PATH, body, {
+      onPrompt: (ids) => {
+        promptIds = ids;
+      },
       onDelta: (_, text, tokens) => {
         const list = this.transcript;
         const follows = list.scrollHeight - list.scrollTop - list.clientHeight < 40; // unless somebody scrolled back

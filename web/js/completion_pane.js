@@ -1,4 +1,5 @@
 import {h, fill, segmented} from './dom.js';
+import {linkButton} from './links.js';
 import {asCurl, copyButton, Runner} from './runner.js';
 import {load, save} from './store.js';
 import {tokenCounter} from './token_counter.js';
@@ -11,6 +12,7 @@ const SAMPLES = ['And it came to pass', 'In the beginning', 'Once upon a time'];
 export class CompletionPane {
   #views = [];
   #answer = '';
+  #promptIds = null;
 
   constructor(context) {
     this.context = context;
@@ -32,7 +34,7 @@ export class CompletionPane {
         copyButton(() => {
           const body = this.#body();
           return body && asCurl(PATH, body);
-        })),
+        }), linkButton(() => ({view: 'playground', prompt: this.prompt.value}))),
       this.notice.node, this.runner.progress,
       h('div', {class: 'output-head'},
         segmented('Show the answer as', [['tokens', 'Tokens'], ['text', 'Text']], context.tokenView,
@@ -40,6 +42,12 @@ export class CompletionPane {
         legend(), h('span', {class: 'spacer'}), this.append),
       this.output, this.runner.stats);
     this.#showEmpty();
+  }
+
+  // A prompt that came with the address.
+  setPrompt(text) {
+    this.prompt.value = text;
+    this.refreshCount();
   }
 
   focus() {
@@ -59,8 +67,12 @@ export class CompletionPane {
     }
     const body = this.#body();
     if (!body) return;
-    this.#start(body.n ?? 1);
+    this.#promptIds = null;
+    this.#start(body);
     const summary = await this.runner.run(PATH, body, {
+      onPrompt: (ids) => {
+        this.#promptIds = ids;
+      },
       onDelta: (index, text, tokens) => {
         this.#views[index].addText(text);
         for (const token of tokens) this.#views[index].addToken(token);
@@ -78,9 +90,11 @@ export class CompletionPane {
     return fields && {model: this.context.model?.id, prompt: this.prompt.value, ...fields};
   }
 
-  #start(choices) {
+  #start(body) {
+    const choices = body.n ?? 1;
     this.append.hidden = true;
-    this.#views = Array.from({length: choices}, (_, i) => new TokenView(`Tokens of answer ${i + 1}`));
+    this.#views = Array.from({length: choices}, (_, i) => new TokenView(`Tokens of answer ${i + 1}`,
+      body.echo ? null : (_, token, before) => this.context.lookAt(this.#promptIds, token, before)));
     for (const view of this.#views) view.setMode(this.context.tokenView);
     fill(this.output, this.#views.map((view, i) => h('div', {class: 'output'},
       choices > 1 && h('span', {class: 'choice-number'}, String(i + 1)), view.node)));

@@ -1,6 +1,7 @@
 // The engine at work: live requests, pages, rates and latencies, once per second while somebody looks.
 
 import {ApiError, getHealth, getJson, getText, ownRequests, postJson} from './api.js';
+import {exportButtons} from './chart_export.js';
 import {TimeChart} from './charts.js';
 import {fill, h} from './dom.js';
 import {bytes, count, percent, rate, seconds, short} from './format.js';
@@ -30,7 +31,9 @@ export class EngineView {
     this.state = h('p', {class: 'card-note', role: 'status'}, 'reading …');
     const chart = (options) => {
       const host = h('section', {class: 'card chart-card', 'aria-label': options.title});
-      return {host, chart: new TimeChart(host, options)};
+      const made = new TimeChart(host, options);
+      host.append(exportButtons(options.title.toLowerCase().replaceAll(' ', '-'), {chart: made.chart, rows: () => made.rows()}));
+      return {host, chart: made};
     };
     const throughput = chart({title: 'Tokens per second', format: rate,
       series: [{name: 'prompt', className: 'series-a'}, {name: 'generated', className: 'series-b'}]});

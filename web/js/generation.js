@@ -4,9 +4,9 @@ import {ownRequests, stream} from './api.js';
 import {count, rate, seconds} from './format.js';
 import {tokensOf} from './tokens.js';
 
-// handlers: onProgress(progress), onDelta(index, text, tokens), onFinish(index, reason)
+// handlers: onProgress(progress), onPrompt(ids), onDelta(index, text, tokens), onFinish(index, reason)
 // Resolves to a summary; an abort resolves too, with stopped: true.
-export async function generate({path, body, signal, onProgress, onDelta, onFinish}) {
+export async function generate({path, body, signal, onProgress, onPrompt, onDelta, onFinish}) {
   const started = performance.now();
   const summary = {ttftS: null, totalS: 0, tokens: 0, promptTokens: null, cachedTokens: 0, reasons: [],
     stopped: false};
@@ -21,6 +21,8 @@ export async function generate({path, body, signal, onProgress, onDelta, onFinis
         summary.cachedTokens = chunk.usage.prompt_tokens_details?.cached_tokens ?? 0;
       }
       for (const choice of chunk.choices) {
+        const promptIds = choice.prompt_token_ids ?? chunk.prompt_token_ids;
+        if (promptIds) onPrompt?.(promptIds);
         const text = choice.text ?? choice.delta?.content ?? '';
         const tokens = tokensOf(choice);
         if (text !== '' || tokens.length > 0) {

@@ -5,6 +5,7 @@ import {AttentionView} from './attention.js';
 import {EngineView} from './engine.js';
 import {count, short} from './format.js';
 import {initKeyDialog} from './key_dialog.js';
+import {readHash} from './links.js';
 import {PlaygroundView} from './playground.js';
 import {PriorView} from './prior.js';
 import {initTheme, nextTheme} from './theme.js';
@@ -22,6 +23,7 @@ let active = null;
 let info = null;
 const app = {
   head: null, // {layer, head}: the one that was chosen last, in whichever view
+  look: null, // {ids, title, spans}: what the attention view shall show next
   // /props; fails with an ApiError that the view shows.
   info() {
     info ??= getJson('/props').catch((error) => {
@@ -32,6 +34,12 @@ const app = {
   },
   open(hash) {
     location.hash = hash;
+  },
+  // Opens the attention view on a row: {ids, title, spans}; the last of the ids is the token that looks.
+  lookAt(look) {
+    app.look = look;
+    if (active === 'attention') route();
+    else app.open('attention');
   },
 };
 
@@ -98,14 +106,14 @@ function initStatus() {
   refreshStatus({});
 }
 
-// ---- tabs: the address says which view is open, "#prior/2/3" that it shows layer 2, head 3
+// ---- tabs: the address says which view is open, "#prior/2/3" that it shows layer 2, head 3; see links.js
 
 function route() {
-  const [name, ...params] = location.hash.slice(1).split('/');
-  openView(NAMES.includes(name) ? name : 'playground', params);
+  const {name, params, prompt} = readHash(location.hash);
+  openView(NAMES.includes(name) ? name : 'playground', params, prompt);
 }
 
-function openView(name, params) {
+function openView(name, params, prompt) {
   for (const other of NAMES) {
     const tab = byId(`tab-${other}`);
     tab.setAttribute('aria-selected', String(other === name));
@@ -118,7 +126,7 @@ function openView(name, params) {
     document.title = `bam · ${byId(`tab-${name}`).textContent}`;
   }
   if (!mounted.has(name)) mounted.set(name, new VIEWS[name](byId(`view-${name}`), app));
-  mounted.get(name).show?.(params);
+  mounted.get(name).show?.(params, prompt);
 }
 
 function initTabs() {

@@ -6,8 +6,8 @@ import {field, fill, h, select} from './dom.js';
 import {count, percent, rate, seconds, short} from './format.js';
 import {generate} from './generation.js';
 import {Notice} from './notice.js';
-import {assemble, encodePieces, isHit, randomKey} from './passkey_prompt.js';
-import {TokenView} from './tokens.js';
+import {assemble, encodePieces, isHit, keySpans, randomKey} from './passkey_prompt.js';
+import {TokenView, visible} from './tokens.js';
 
 const LENGTHS = [1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576];
 const ANSWER_TOKENS = 8; // five digits, perhaps a space of its own, and what follows
@@ -18,7 +18,8 @@ const encode = async (text) => (await postJson('/tokenize', {prompt: text, add_s
 export class PasskeyPanel {
   #abort = null;
 
-  constructor() {
+  constructor(app) {
+    this.app = app;
     this.notice = new Notice();
     this.length = select(LENGTHS.map((n) => [n, short(n)]), 4096, () => this.#placeNeedle(), {id: 'passkey-length'});
     this.depth = h('input', {type: 'range', min: 0, max: 100, value: 50, on: {input: () => this.#placeNeedle()}});
@@ -92,9 +93,10 @@ export class PasskeyPanel {
       const length = Number(this.length.value);
       const depth = this.depth.value / 100;
       this.#show(0, 0, 'building the prompt …');
-      const {ids, lineAt} = assemble(await encodePieces(encode, key), length, depth);
+      const pieces = await encodePieces(encode, key);
+      const {ids, lineAt} = assemble(pieces, length, depth);
       this.needle.style.setProperty('--at', lineAt / length);
-      await this.#ask(ids, {key, length, depth}, signal);
+      await this.#ask(ids, {key, length, depth, spans: keySpans(pieces, await encode(key), lineAt)}, signal);
     } catch (error) {
       if (!signal.aborted) {
         this.progressText.textContent = '';
@@ -110,10 +112,14 @@ export class PasskeyPanel {
   async #ask(ids, task, signal) {
     // A million ids: written by hand, because JSON.stringify would first make an array of boxed numbers.
     const body = `{"prompt":[${ids.join(',')}],"temperature":0,"max_tokens":${ANSWER_TOKENS},"logprobs":5,`
-      + '"stream":true,"return_progress":true,'
+      + '"stream":true,"return_progress":true,"return_token_ids":true,'
       + '"stream_options":{"include_usage":true}}';
-    const view = new TokenView('Tokens of the answer');
+    const look = (_, token, before) => this.app.lookAt({ids: [...ids, ...before], spans: task.spans,
+      title: `Where the model looked when it wrote “${visible(token.text)}” of its answer, ${count(task.length)} tokens into the text.`});
+    const view = new TokenView('Tokens of the answer', look);
     view.setMode('tokens');
+    let firstDigit = null; // of the answer, and what the model wrote before it
+    const answerIds = [];
     const started = performance.now();
     this.#show(0, 0, `sending ${count(task.length)} tokens …`);
     const summary = await generate({path: PATH, body, signal,
@@ -121,10 +127,19 @@ export class PasskeyPanel {
       onDelta: (_, text, tokens) => {
         if (view.numTokens === 0) fill(this.result, h('p', {class: 'answer'}, 'The pass key is', view.node));
         view.addText(text);
-        for (const token of tokens) view.addToken(token);
+        for (const token of tokens) {
+          if (firstDigit === null && /\d/.test(token.text)) firstDigit = {token, before: answerIds.slice()};
+          answerIds.push(token.id);
+          view.addToken(token);
+        }
       }});
     if (summary.stopped) return;
     this.#finish(task, view.text, summary);
+    if (!firstDigit) return;
+    this.result.append(h('p', {}, h('button', {type: 'button', id: 'passkey-who', on: {click: () => this.app.lookAt({
+      ids: [...ids, ...firstDigit.before], spans: task.spans, title: 'Who found it? The heads by the weight that they gave to the hidden '
+        + `number when the model wrote “${visible(firstDigit.token.text)}”, ${count(task.length)} tokens into the text.`})}},
+    'Who found it?')));
   }
 
   #onProgress(progress, started) {

@@ -66,6 +66,20 @@ export function assemble(pieces, length, depth) {
   return {ids, lineAt};
 }
 
+// [{name, range}]: where the number stands in the line, each time. Tokens of the number are those that nothing else has.
+export function keySpans(pieces, keyIds, lineAt) {
+  const others = new Set([...pieces.task, ...pieces.filler, ...pieces.question]);
+  const own = new Set(keyIds.filter((id) => !others.has(id)));
+  const spans = [];
+  pieces.line.forEach((id, i) => {
+    if (!own.has(id)) return;
+    const last = spans.at(-1);
+    if (last && last.range[1] === lineAt + i) last.range[1] += 1;
+    else spans.push({name: spans.length === 0 ? 'first time' : 'again', range: [lineAt + i, lineAt + i + 1]});
+  });
+  return spans.length ? spans : [{name: 'its line', range: [lineAt, lineAt + pieces.line.length]}];
+}
+
 // Right when the first digits of the answer are the key.
 export function isHit(answer, key) {
   const start = answer.search(/\d/);

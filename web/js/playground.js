@@ -3,9 +3,11 @@
 import {ChatPane} from './chat_pane.js';
 import {CompletionPane} from './completion_pane.js';
 import {h, segmented} from './dom.js';
+import {count} from './format.js';
 import {PasskeyPanel} from './passkey.js';
 import {FieldError, SamplingForm} from './sampling.js';
 import {load, save} from './store.js';
+import {visible} from './tokens.js';
 
 export class PlaygroundView {
   #mode = load('mode', 'completion') === 'chat' ? 'chat' : 'completion';
@@ -15,12 +17,13 @@ export class PlaygroundView {
 
   constructor(root, app) {
     this.app = app;
-    const context = {app, model: null, tokenView: 'tokens', fields: () => this.#fields()};
+    const context = {app, model: null, tokenView: 'tokens', fields: () => this.#fields(),
+      lookAt: (promptIds, token, before) => this.#lookAt(promptIds, token, before)};
     this.context = context;
     this.#panes = {completion: new CompletionPane(context), chat: new ChatPane(context)};
-    this.passkey = new PasskeyPanel();
+    this.passkey = new PasskeyPanel(app);
     this.count = h('p', {class: 'token-count', 'aria-live': 'polite'});
-    const modes = segmented('Kind of request', [['completion', 'Completion'], ['chat', 'Chat']], this.#mode,
+    const modes = this.modes = segmented('Kind of request', [['completion', 'Completion'], ['chat', 'Chat']], this.#mode,
       (mode) => this.#setMode(mode));
     for (const pane of Object.values(this.#panes)) pane.onCount = (text) => this.#showCount(pane, text);
     root.append(h('div', {class: 'playground'},
@@ -32,7 +35,11 @@ export class PlaygroundView {
     this.#setMode(this.#mode);
   }
 
-  async show() {
+  async show(params, prompt) {
+    if (prompt) {
+      this.#panes.completion.setPrompt(prompt);
+      if (this.#mode !== 'completion') this.modes.querySelector('input[value=completion]').click();
+    }
     if (this.#ready) return;
     try {
       const props = await this.app.info();
@@ -61,6 +68,13 @@ export class PlaygroundView {
       return true;
     }
     return false;
+  }
+
+  // The row that produced a token is that of the token before it.
+  #lookAt(promptIds, token, before) {
+    if (!promptIds) return;
+    this.app.lookAt({ids: [...promptIds, ...before], spans: [],
+      title: `Where the model looked when it wrote “${visible(token.text)}”, token ${count(promptIds.length + before.length)} of the text.`});
   }
 
   #setMode(mode) {

@@ -1,5 +1,6 @@
 // The curve p(distance) of a head, with whatever it is compared with, on an axis that reaches from 0 to a million.
 
+import {exportButtons} from './chart_export.js';
 import {area, axes, Chart, Cursor, line, marker} from './charts.js';
 import {fill, h, svg} from './dom.js';
 import {count, percent, probability, short} from './format.js';
@@ -20,6 +21,7 @@ export class PriorCurve {
     this.chart = new Chart(box, {height: (width) => (width < 500 ? 260 : 340), focusable: true,
       label: 'Prior over distance', draw: (canvas) => this.#draw(canvas)});
     this.cursor = new Cursor(this.chart, () => this.#moved());
+    host.append(exportButtons('prior', {chart: this.chart, rows: () => this.rows()}));
   }
 
   set(state) {
@@ -27,6 +29,12 @@ export class PriorCurve {
     this.chart.setLabel(state.label);
     this.chart.redraw();
     this.#describe();
+  }
+
+  rows() {
+    const {curves} = this.#state;
+    return [['distance', ...curves.map((curve) => curve.name)],
+      ...this.#distances.map((d) => [d, ...curves.map((curve) => (d < curve.distribution.n ? curve.distribution.p(d) : ''))])];
   }
 
   #moved() {

@@ -1,5 +1,6 @@
 // All heads in the plane of their exponent and scale, as in the paper: what a head is can be read off its place.
 
+import {exportButtons} from './chart_export.js';
 import {axes, Chart} from './charts.js';
 import {fill, h, segmented, svg} from './dom.js';
 import {signed} from './format.js';
@@ -31,6 +32,8 @@ export class PriorScatter {
       })), box, this.legend);
     this.chart = new Chart(box, {height: (width) => Math.min(380, Math.max(260, width * 0.62)),
       label: 'Scatter of shape and scale of every head', draw: (canvas) => this.#draw(canvas)});
+    host.append(exportButtons('heads', {chart: this.chart, rows: () => [['layer', 'head', 'class', 'theta_alpha', 'theta_beta', 'theta_mu'],
+      ...this.#data.heads.map((head) => [head.layer, head.head, head.class, head.alpha, head.beta, head.theta_mu])]}));
   }
 
   set(data) {

@@ -18,7 +18,7 @@ function alternativeRow(entry, chosen) {
     h('span', {class: 'alt-p'}, percent(p)));
 }
 
-function describe(token) {
+function describe(token, canLook) {
   const list = [...token.alternatives];
   if (!list.some((a) => a.text === token.text)) list.push({text: token.text, logprob: token.logprob});
   list.sort((a, b) => b.logprob - a.logprob);
@@ -26,6 +26,7 @@ function describe(token) {
     h('p', {}, h('b', {class: 'alt-text'}, visible(token.text)), ` was given ${percent(Math.exp(token.logprob))}`,
       token.id === undefined ? '' : h('small', {}, ` · id ${token.id}`)),
     h('ul', {}, list.map((entry) => alternativeRow(entry, entry.text === token.text))),
+    canLook && h('p', {class: 'popover-hint'}, 'Click: where did the model look when it wrote this?'),
   ];
 }
 
@@ -38,9 +39,9 @@ function place(anchor) {
   popover.style.top = `${(below ? box.bottom + 6 : box.top - own.height - 6) + window.scrollY}px`;
 }
 
-function showFor(anchor, token) {
+function showFor(anchor, token, canLook) {
   popover ??= document.body.appendChild(h('div', {class: 'token-popover', role: 'tooltip', id: 'token-popover'}));
-  fill(popover, describe(token));
+  fill(popover, describe(token, canLook));
   popover.hidden = false;
   anchor.setAttribute('aria-describedby', popover.id);
   place(anchor);
@@ -59,8 +60,12 @@ document.addEventListener('keydown', (event) => {
 export class TokenView {
   #tokens = new WeakMap(); // element -> token
   #first = true;
+  #ids = []; // of the tokens, undefined where the server did not say
 
-  constructor(label) {
+  // onLook(index, token, ids): somebody asks where the model looked when it wrote this token; ids: of those before it in the
+  // answer. Without it tokens only show what else they might have been.
+  constructor(label, onLook = null) {
+    this.onLook = onLook;
     this.text = '';
     this.numTokens = 0;
     this.#build(label);
@@ -76,12 +81,27 @@ export class TokenView {
       this.list.addEventListener(type, (event) => {
         const anchor = anchorOf(event);
         const token = this.#tokens.get(anchor);
-        if (token?.logprob !== undefined) showFor(anchor, token);
+        if (token?.logprob !== undefined) showFor(anchor, token, this.#canLook(token));
       });
     }
     for (const type of ['pointerout', 'focusout']) {
       this.list.addEventListener(type, (event) => hide(anchorOf(event)));
     }
+    this.list.addEventListener('click', (event) => this.#look(anchorOf(event)));
+    this.list.addEventListener('keydown', (event) => {
+      if (event.key === 'Enter') this.#look(anchorOf(event));
+    });
+  }
+
+  #canLook(token) {
+    return this.onLook !== null && this.#ids.slice(0, token.index).every((id) => id !== undefined);
+  }
+
+  #look(anchor) {
+    const token = this.#tokens.get(anchor);
+    if (!token || !this.#canLook(token)) return;
+    hide(anchor);
+    this.onLook(token.index, token, this.#ids.slice(0, token.index));
   }
 
   setMode(mode) {
@@ -96,6 +116,7 @@ export class TokenView {
   // token: {text, logprob?, alternatives: [{text, logprob}], id?}
   addToken(token) {
     this.numTokens += 1;
+    this.#ids.push(token.id);
     // A control token is no part of the text: its name would look like something that the model wrote.
     const special = /^<[^<>]+>$/.test(token.text) && !this.text.includes(token.text);
     const known = token.logprob !== undefined && token.logprob !== null;
@@ -105,7 +126,7 @@ export class TokenView {
     if (special) element.title = `${token.text}: the model ended its answer here`;
     if (known) {
       element.setAttribute('aria-label', `${visible(token.text)}, ${percent(Math.exp(token.logprob))}`);
-      this.#tokens.set(element, token);
+      this.#tokens.set(element, {...token, index: this.numTokens - 1});
     }
     this.#first = false;
     this.list.append(element);
