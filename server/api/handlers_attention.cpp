@@ -120,7 +120,7 @@ void handle_attention(ServerContext& context, CallPtr call) {
     body->erase(key);
   }
   rename(*body, "tokens", "prompt");
-  (*body)["max_tokens"] = 0;
+  (*body)["max_tokens"] = 1;  // of which nothing is generated: it is a look
   (*body)["return_token_ids"] = true;
   if (request.look.position >= 0) {
     (*body)["truncate_prompt_tokens"] = request.look.position + 1;

@@ -50,6 +50,7 @@ void start_dialect(ServerContext& context, CallPtr call, const Json& body, ApiKi
   if (!body.contains("max_tokens")) request->max_tokens.reset();
   request->engine.pooling = dialect.pooling;
   request->engine.look = dialect.look;
+  if (dialect.look) request->max_tokens = 0;
   start(context, model, std::move(call), *std::move(request), std::move(dialect));
 }
 

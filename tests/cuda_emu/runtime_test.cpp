@@ -40,6 +40,7 @@ class Stream {
   explicit Stream(unsigned flags = cudaStreamNonBlocking) { check(cudaStreamCreateWithFlags(&stream_, flags)); }
   ~Stream() { static_cast<void>(cudaStreamDestroy(stream_)); }
   operator cudaStream_t() const { return stream_; }
+  operator bam::cuda::Queue() const { return stream_; }
 
  private:
   cudaStream_t stream_ = nullptr;
