@@ -34,7 +34,7 @@ bool AttentionLooks::advance(const Sequence& sequence, const AttentionLook& want
     const size_t first_group = group;
     while (group < groups.size() && groups[group].layer < first_layer + layers) ++group;
     if (group > first_group) {
-      read_stage(look, sequence, runner, stage, first_group, group, first_layer, end_block);
+      read_stage(look, sequence, runner, kv, stage, first_group, group, first_layer, end_block);
     }
     first_layer += layers;
   }
@@ -42,10 +42,11 @@ bool AttentionLooks::advance(const Sequence& sequence, const AttentionLook& want
   return end_block == end;
 }
 
-void AttentionLooks::read_stage(Look& look, const Sequence& sequence, StepRunner& runner, int stage, size_t first_group,
-                                size_t end_group, int first_layer, int64_t end_block) {
+void AttentionLooks::read_stage(Look& look, const Sequence& sequence, StepRunner& runner, const StagedKv& kv, int stage,
+                                size_t first_group, size_t end_group, int first_layer, int64_t end_block) {
   const BlockTable& table = sequence.blocks.stages[static_cast<size_t>(stage)];
   const KvLayout& layout = runner.layout();
+  const KvGeometry& geometry = kv.stage(stage).geometry();
   const int64_t kv_heads = model_.config().num_kv_heads;
   pages_.clear();
   pieces_.clear();
@@ -54,7 +55,9 @@ void AttentionLooks::read_stage(Look& look, const Sequence& sequence, StepRunner
     const AttentionWalk::Group& group = look.walk->groups()[g];
     const int64_t row = (group.layer - first_layer) * kv_heads + group.kv_head;
     first_piece.push_back(pieces_.size());
-    for (int64_t block = look.next_block; block < end_block; ++block) {
+    // Pages out of reach may still be there, or not: what is seen must not depend on it.
+    const int64_t reached = geometry.first_needed_block(static_cast<int>(row), sequence.num_known() - 1);
+    for (int64_t block = std::max(look.next_block, reached); block < end_block; ++block) {
       const int32_t page = table.entries[static_cast<size_t>(row * table.stride + block)];
       if (page == kNoPage) continue;
       pages_.push_back(page);

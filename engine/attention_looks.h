@@ -52,8 +52,8 @@ class AttentionLooks {
     size_t group;
     int64_t block;
   };
-  void read_stage(Look& look, const Sequence& sequence, StepRunner& runner, int stage, size_t first_group,
-                  size_t end_group, int first_layer, int64_t end_block);
+  void read_stage(Look& look, const Sequence& sequence, StepRunner& runner, const StagedKv& kv, int stage,
+                  size_t first_group, size_t end_group, int first_layer, int64_t end_block);
 
   BamModel& model_;
   std::deque<Look> looks_;
