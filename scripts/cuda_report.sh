@@ -81,7 +81,8 @@ fi
 sort -t $'\t' -V -k1,1 -k7,7 "$work/rows" | awk -F '\t' '
   $1 != arch { arch = $1; printf "\n%s\n%9s %7s %6s %6s %6s  %s\n", arch, "registers", "shared", "stack", "stores", "loads", "kernel" }
   { printf "%9d %7d %6d %6d %6d  %s\n", $2, $3, $4, $5, $6, $7 }'
-if awk -F '\t' '$4 + $5 + $6 > 0 { print $1, $7; bad = 1 } END { exit !bad }' "$work/rows" >"$work/bad"; then
+# The sine of a large argument keeps forty bytes on the stack; it is computed once per row.
+if awk -F '\t' '$5 + $6 > 0 || ($4 > 0 && $7 !~ /^sinusoidal_kernel/) { print $1, $7; bad = 1 } END { exit !bad }' "$work/rows" >"$work/bad"; then
   say "kernels that spill:"
   cat "$work/bad" >&2
   exit 1

@@ -72,8 +72,9 @@ std::vector<Outcome> run(bool device_sampling, bool drafts) {
   }
   const uint64_t steps = engine.stats().steps, waits = cuda_emu::statistics().host_waits - start;
   EXPECT_GE(steps, 6u);
-  // The first one also sends the embedding, through pinned memory that weights may still be leaving.
-  EXPECT_LE(waits, steps + 1) << "a step waits for the device once";
+  // The first one also sends the embedding and two tables of positions, through pinned memory that weights may still be
+  // leaving.
+  EXPECT_LE(waits, steps + 3) << "a step waits for the device once";
   return outcomes;
 }
 

@@ -256,7 +256,7 @@ class Convert(unittest.TestCase):
             (changed(lambda s: s.update({norm: torch.ones(DIM, dtype=torch.float64)})), [norm, "--dtype"]),
             (changed(lambda s: s.update({"module.norm.weight": torch.ones(DIM)})), ["norm.weight", "twice"]),
             (changed(lambda s: s.update({"step": 7})), ["'step'", "no tensor"]),
-            ({"model": self.state(), "step": 7}, ["'model'", "no tensor"]),
+            ({"weights": self.state(), "step": 7}, ["'weights'", "no tensor"]),
             ({}, ["not a state dict"]),
             ([torch.ones(3)], ["not a state dict"]),
         ):

@@ -39,11 +39,12 @@ def shares(url: str, heads: list[dict], length: int, depths: int) -> list[float]
     """Per head: the mean probability that falls on the needle's line."""
     prompts = [prompt(url, length, (i + 0.5) / depths) for i in range(depths)]
 
-    def share(head: dict, tokens: list[int], where: range) -> float:
-        row = post(url, "/v1/attention", {"tokens": tokens, "layer": head["layer"], "head": head["head"]})["probabilities"]
-        return sum(row[where.start : where.stop])
+    def row(tokens: list[int], where: range) -> dict[tuple[int, int], float]:
+        look = post(url, "/v1/attention", {"tokens": tokens, "bins": 1, "peaks": 0, "spans": [[where.start, where.stop]]})
+        return {(head["layer"], head["head"]): head["spans"][0] for head in look["heads"]}
 
-    return [statistics.mean(share(head, *p) for p in prompts) for head in heads]
+    rows = [row(*p) for p in prompts]
+    return [statistics.mean(row[head["layer"], head["head"]] for row in rows) for head in heads]
 
 
 def draw(heads: list[dict], found: list[float], length: int) -> str:
