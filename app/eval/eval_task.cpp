@@ -127,7 +127,7 @@ class TaskReader {
         {"perplexity", "acc"},
         {"word_perplexity", "byte_perplexity", "bits_per_byte"},
         {"exact_match"}};
-    static const std::vector<std::set<std::string>> kKnown = {{"acc", "acc_norm"},
+    static const std::vector<std::set<std::string>> kKnown = {{"acc", "acc_norm", "acc_bytes"},
                                                               {"perplexity", "acc"},
                                                               {"word_perplexity", "byte_perplexity", "bits_per_byte"},
                                                               {"exact_match", "string_match_all", "string_match_part"}};
