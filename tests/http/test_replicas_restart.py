@@ -7,7 +7,7 @@ import unittest
 
 import bamtest
 import gateways
-from test_stages import has_gloo, workers_of
+from stage_group import has_plugin, workers_of
 
 PROMPTS = [f"{number} Once upon a time" for number in range(8)]
 SHORT, LONG = {"max_tokens": 16}, {"max_tokens": 400}
@@ -16,7 +16,7 @@ SHORT, LONG = {"max_tokens": 16}, {"max_tokens": 400}
 class RollingRestart(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        if not has_gloo():
+        if not has_plugin("gloo"):
             gateways.skip_loudly("no libbam_gloo.so here (make cluster)")
         fields = {"ignore_eos": True}
         with bamtest.running_server() as server:
