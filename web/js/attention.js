@@ -91,6 +91,7 @@ export class AttentionView {
   #tokenizeSoon;
 
   async show(params, prompt) {
+    const chosen = this.app.head; // before the first head is set here
     if (!this.#model) {
       try {
         this.#model = await getJson('/v1/prior');
@@ -100,7 +101,7 @@ export class AttentionView {
       }
       this.#fillChoices();
     }
-    const wanted = params?.length >= 2 ? {layer: Number(params[0]), head: Number(params[1])} : this.app.head;
+    const wanted = params?.length >= 2 ? {layer: Number(params[0]), head: Number(params[1])} : chosen;
     const other = wanted && (this.layer.value !== String(wanted.layer) || this.head.value !== String(wanted.head));
     if (other) this.#setHead(wanted.layer, wanted.head);
     const look = this.app.look;
