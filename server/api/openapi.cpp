@@ -153,7 +153,8 @@ Json operation(const Route& route, const Bodies& bodies) {
   } else {
     content = {{bodies.content_type, {{"schema", {{"type", "string"}}}}}};
   }
-  if (bodies.stream_type) content[bodies.stream_type] = {{"schema", {{"type", "string"}}}};
+  // A schema of a stream is taken for that of its events, by some readers as texts and by others as objects.
+  if (bodies.stream_type) content[bodies.stream_type] = Json::object();
   Json responses;
   responses["200"] = {{"description", "OK"}, {"content", std::move(content)}};
   if (route.path == "/health" || route.path == "/readyz") {
