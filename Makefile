@@ -77,7 +77,7 @@ asan: ## build and test with the address and undefined-behaviour sanitizers
 	@$(STEP) 'tests under ASan and UBSan' ctest --test-dir build-asan -j $(TEST_JOBS) --output-on-failure --no-tests=error -LE soak $(ARGS)
 
 tsan: ## build and test with the thread sanitizer
-	@scripts/setup.sh --tests
+	@BAM_DROGON_SANITIZE=thread scripts/setup.sh --tests
 	@$(STEP) 'build build-tsan' scripts/build.sh tsan
 	@$(STEP) 'tests under TSan' ctest --test-dir build-tsan -j $(TEST_JOBS) --output-on-failure --no-tests=error -LE soak $(ARGS)
 

@@ -10,11 +10,17 @@ find_package(OpenSSL REQUIRED)
 pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
 pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)
 pkg_check_modules(libedit REQUIRED IMPORTED_TARGET libedit)
+pkg_check_modules(yaml REQUIRED IMPORTED_TARGET yaml-0.1)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 
 # setup.sh caches a source-built Drogon outside the tree and can tell where.
 if(NOT Drogon_DIR AND NOT BAM_SKIP_SETUP_PREFIX AND EXISTS ${CMAKE_SOURCE_DIR}/scripts/setup.sh)
-  execute_process(COMMAND bash ${CMAKE_SOURCE_DIR}/scripts/setup.sh --print-prefix
+  set(bam_drogon_sanitize "")
+  if(BAM_SANITIZE STREQUAL "thread") # what was not built with it looks like a race
+    set(bam_drogon_sanitize thread)
+  endif()
+  execute_process(COMMAND ${CMAKE_COMMAND} -E env BAM_DROGON_SANITIZE=${bam_drogon_sanitize}
+                          bash ${CMAKE_SOURCE_DIR}/scripts/setup.sh --print-prefix
                   OUTPUT_VARIABLE bam_prefix OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET
                   RESULT_VARIABLE bam_prefix_result)
   if(bam_prefix_result EQUAL 0 AND bam_prefix)

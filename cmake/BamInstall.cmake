@@ -1,6 +1,8 @@
 # `cmake --install build` and `make deb`: program, demo model, manual pages, completions, unit, documents, where Debian
 # expects them. Pages and completions are made by the program itself, from the tables that --help prints.
 include(GNUInstallDirs)
+# Plugins are components of their own: their libraries (Open MPI, CUDA) would be ten times the program.
+set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME server)
 set(bam_share ${CMAKE_INSTALL_DATAROOTDIR})
 set(bam_doc ${bam_share}/doc/bam-server)
 
@@ -48,20 +50,27 @@ install(CODE "
 set(CPACK_PACKAGE_NAME bam-server)
 set(CPACK_PACKAGE_CONTACT "The bam authors <bam@localhost>")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "inference server for BAM language models")
-set(CPACK_PACKAGE_DESCRIPTION "Serves decoder transformers whose positional encoding is a Bayesian prior over distance,
+set(CPACK_COMPONENT_SERVER_DESCRIPTION "inference server for BAM language models
+Serves decoder transformers whose positional encoding is a Bayesian prior over distance,
 with certified sparse attention over contexts of half a million tokens, through
 an OpenAI-compatible HTTP API. With a small demo model.")
+set(CPACK_COMPONENT_CLUSTER_DESCRIPTION "bam-server on several machines
+The transports of bam serve --stages and bam worker: Gloo and Open MPI.")
 set(CPACK_GENERATOR DEB)
 set(CPACK_SET_DESTDIR ON)
 set(CPACK_INSTALL_PREFIX /usr)
 set(CPACK_STRIP_FILES ON)
+set(CPACK_DEB_COMPONENT_INSTALL ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
-set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
-set(CPACK_DEBIAN_PACKAGE_CONFLICTS bam)
-set(CPACK_DEBIAN_PACKAGE_RECOMMENDS ca-certificates)
 set(CPACK_DEBIAN_COMPRESSION_TYPE xz)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
-set(CPACK_DEBIAN_PACKAGE_CONTROL_EXTRA
+set(CPACK_DEBIAN_SERVER_PACKAGE_NAME bam-server)
+set(CPACK_DEBIAN_SERVER_PACKAGE_CONFLICTS bam)
+set(CPACK_DEBIAN_SERVER_PACKAGE_RECOMMENDS ca-certificates)
+set(CPACK_DEBIAN_SERVER_PACKAGE_CONTROL_EXTRA
     "${CMAKE_SOURCE_DIR}/deploy/debian/conffiles;${CMAKE_SOURCE_DIR}/deploy/debian/postinst;${CMAKE_SOURCE_DIR}/deploy/debian/prerm;${CMAKE_SOURCE_DIR}/deploy/debian/postrm")
+set(CPACK_DEBIAN_CLUSTER_PACKAGE_NAME bam-server-cluster)
+set(CPACK_DEBIAN_CLUSTER_PACKAGE_DEPENDS "bam-server (= ${PROJECT_VERSION})")
 include(CPack)

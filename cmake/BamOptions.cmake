@@ -8,9 +8,12 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")
-# Sanitizers: instrumented code is slow to compile at -O2.
-if(BAM_SANITIZE)
-  set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g1")
+# Sanitizers: instrumented code is slow to compile at -O2. -O0 halves it once more; with BAM_SANITIZE_ONLY all other
+# libraries are those of the release build, out of the compiler cache.
+set(BAM_SANITIZE_LEVEL "-O1" CACHE STRING "Optimisation of code with sanitizers")
+set(BAM_SANITIZE_ONLY "" CACHE STRING "Libraries to instrument (base;server_http;…), empty: everything")
+if(BAM_SANITIZE AND NOT BAM_SANITIZE_ONLY)
+  set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "${BAM_SANITIZE_LEVEL} -g1")
 endif()
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
 
@@ -20,10 +23,22 @@ if(BAM_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
 endif()
 
 add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wno-unused-parameter;-Wno-missing-field-initializers>")
+set(bam_sanitize_flags -fsanitize=${BAM_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
 if(BAM_SANITIZE)
-  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${BAM_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>")
   add_link_options(-fsanitize=${BAM_SANITIZE})
+  if(NOT BAM_SANITIZE_ONLY)
+    add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:${bam_sanitize_flags}>")
+  endif()
 endif()
+
+# bam_unity(target): with BAM_UNITY, sources that have no options of their own are compiled a batch at a time.
+set(BAM_UNITY_BATCH 16 CACHE STRING "Sources of one batch")
+function(bam_unity target)
+  if(BAM_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU") # takes a source that another one includes for a header
+    target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${BAM_UNITY} UNITY_BUILD_BATCH_SIZE ${BAM_UNITY_BATCH})
+endfunction()
 
 # bam_library(name DEPS a b): a static library from every .cpp of the current folder (and of SUBDIRS) but EXCLUDE.
 function(bam_library name)
@@ -38,6 +53,13 @@ function(bam_library name)
   endforeach()
   add_library(bam_${name} STATIC ${sources})
   set_target_properties(bam_${name} PROPERTIES LINKER_LANGUAGE CXX)
+  if(name IN_LIST BAM_SANITIZE_ONLY)
+    target_compile_options(bam_${name} PRIVATE ${bam_sanitize_flags} ${BAM_SANITIZE_LEVEL})
+  endif()
+  if(NOT BAM_SANITIZE_ONLY OR name IN_LIST BAM_SANITIZE_ONLY)
+    bam_unity(bam_${name})
+  endif()
+  target_compile_options(bam_${name} PRIVATE -Werror=sign-conversion)
   target_include_directories(bam_${name} PUBLIC ${CMAKE_SOURCE_DIR})
   target_link_libraries(bam_${name} PUBLIC ${ARG_DEPS} PRIVATE ${ARG_PRIVATE_DEPS})
 endfunction()

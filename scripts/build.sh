@@ -10,6 +10,7 @@ cd "$REPO_ROOT"
 preset=${1:?usage: build.sh PRESET [TARGET…]}
 shift
 if [[ $preset == release ]]; then dir=build; else dir=build-$preset; fi
+if [[ $preset == tsan ]]; then export BAM_DROGON_SANITIZE=thread; fi
 
 # Objects are the same in every checkout, so a second clone takes them from the compiler cache.
 export CCACHE_BASEDIR=$REPO_ROOT CCACHE_NOHASHDIR=1

@@ -14,7 +14,10 @@ TRANTOR_PIN=1.5.28
 DROGON_GIT=${BAM_DROGON_GIT:-https://github.com/drogonframework/drogon.git}
 DROGON_EDITS=$REPO_ROOT/scripts/drogon/edit.py
 # Part of the cached folder's name: raise the number when the way of building changes.
-DROGON_RECIPE=2-$(sha256sum "$DROGON_EDITS" | cut -c 1-8)
+DROGON_RECIPE=3-$(sha256sum "$DROGON_EDITS" | cut -c 1-8)
+
+# The thread sanitizer must see what the event loops do: BAM_DROGON_SANITIZE=thread builds and finds a Drogon of its own.
+DROGON_SANITIZE=${BAM_DROGON_SANITIZE:-}
 
 # What a static library depends on besides its version: the distribution, the CPU and the C++ runtime. (clang links
 # the same libstdc++, so a clang build of bam uses the same one.)
@@ -22,7 +25,7 @@ drogon_key() {
   local os
   # shellcheck disable=SC1091
   os=$(. /etc/os-release 2>/dev/null && printf '%s%s' "${ID:-linux}" "${VERSION_ID:-}") || os=linux
-  printf '%s-%s-gcc%s-r%s\n' "$os" "$(uname -m)" "$(g++ -dumpversion 2>/dev/null | cut -d. -f1)" "$DROGON_RECIPE"
+  printf '%s-%s-gcc%s-r%s\n' "$os" "$(uname -m)" "$(g++ -dumpversion 2>/dev/null | cut -d. -f1)" "$DROGON_RECIPE${DROGON_SANITIZE:+-$DROGON_SANITIZE}"
 }
 
 # drogon_version_in PREFIX: the version that PREFIX's CMake package announces, or nothing.
@@ -48,6 +51,7 @@ find_drogon() {
   mapfile -t cached < <(printf '%s\n' "$(cache_dir)"/drogon-*-"$(drogon_key)" | sort -rV)
   for prefix in "${named[@]}" "${cached[@]}" /usr/local /usr; do
     [[ -n $prefix && -d $prefix ]] || continue
+    [[ -z $DROGON_SANITIZE || $prefix == *-"$DROGON_SANITIZE" ]] || continue
     version=$(drogon_version_in "$prefix")
     if [[ -n $version ]] && version_ge "$version" "$DROGON_MIN_VERSION" && has_edits "$prefix"; then
       printf '%s\n' "$prefix"
@@ -114,9 +118,10 @@ fetch_git_sources() {
 
 # cmake_install DIR NAME PREFIX OPTION…: builds DIR/NAME for PREFIX and installs it below DIR/stage.
 cmake_install() {
-  local dir=$1 name=$2 prefix=$3
+  local dir=$1 name=$2 prefix=$3 flags='-O2 -DNDEBUG'
   shift 3
-  cmake -S "$dir/$name" -B "$dir/build-$name" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE='-O2 -DNDEBUG' \
+  [[ -z $DROGON_SANITIZE ]] || flags="-O1 -g1 -DNDEBUG -fsanitize=$DROGON_SANITIZE -fno-omit-frame-pointer"
+  cmake -S "$dir/$name" -B "$dir/build-$name" -G Ninja -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_FLAGS_RELEASE=$flags" \
     -DCMAKE_CXX_STANDARD=20 -DCMAKE_POSITION_INDEPENDENT_CODE=ON -DBUILD_SHARED_LIBS=OFF -DCMAKE_INSTALL_PREFIX="$prefix" \
     -DCMAKE_INSTALL_LIBDIR=lib "$@" &&
     cmake --build "$dir/build-$name" -j "$(compile_jobs)" &&
@@ -128,7 +133,7 @@ compile_drogon() {
   cmake_install "$dir" trantor "$prefix" -DTRANTOR_USE_TLS=openssl &&
     cmake_install "$dir" drogon "$prefix" -DCMAKE_PREFIX_PATH="$dir/stage$prefix" -DUSE_SUBMODULE=OFF -DBUILD_EXAMPLES=OFF \
       -DBUILD_CTL=OFF -DBUILD_ORM=OFF -DBUILD_YAML_CONFIG=OFF -DCMAKE_DISABLE_FIND_PACKAGE_Hiredis=ON \
-      -DCMAKE_DISABLE_FIND_PACKAGE_coz-profiler=ON
+      -DCMAKE_DISABLE_FIND_PACKAGE_coz-profiler=ON -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=16
 }
 
 # The version that a Drogon source tree is going to install as.

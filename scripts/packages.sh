@@ -8,7 +8,7 @@ PACKAGES_BUILD=(
   libjsoncpp-dev uuid-dev zlib1g-dev libssl-dev libc-ares-dev libbrotli-dev
   # bam itself
   nlohmann-json3-dev libspdlog-dev libfmt-dev libxxhash-dev libsentencepiece-dev libhwy-dev libcli11-dev
-  libcurl4-openssl-dev libedit-dev
+  libcurl4-openssl-dev libedit-dev libyaml-dev
   # the package looks at its files with it
   file
   # tests and micro-benchmarks are part of every build

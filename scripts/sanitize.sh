@@ -5,6 +5,7 @@ set -uo pipefail
 
 REPO_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$REPO_ROOT" || exit
+export TSAN_OPTIONS="suppressions=$REPO_ROOT/scripts/tsan.supp ${TSAN_OPTIONS:-}"
 jobs=${TEST_JOBS:-$(nproc)}
 status=0
 

