@@ -105,7 +105,7 @@ const Json* FieldReader::array(const std::string& key, size_t max_items) {
 std::vector<std::string> FieldReader::unread() const {
   std::vector<std::string> keys;
   for (const auto& [key, value] : object_.items()) {
-    if (!read_.contains(key)) keys.push_back(name_of(key));
+    if (!value.is_null() && !read_.contains(key)) keys.push_back(name_of(key));
   }
   return keys;
 }

@@ -6,6 +6,7 @@
 
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
 
 #include "base/error.h"
 
@@ -15,6 +16,16 @@ namespace {
 
 bool json_lines = false;
 std::shared_ptr<spdlog::logger> raw_logger;
+
+spdlog::level::level_enum level_of(Level level) {
+  switch (level) {
+    case Level::kDebug: return spdlog::level::debug;
+    case Level::kInfo: return spdlog::level::info;
+    case Level::kWarn: return spdlog::level::warn;
+    case Level::kError: break;
+  }
+  return spdlog::level::err;
+}
 
 // %*: the message as the inside of a JSON string.
 class JsonEscapedPayload : public spdlog::custom_flag_formatter {
@@ -60,6 +71,14 @@ void init(std::string_view level, std::string_view format) {
   raw_logger->set_level(logger->level());
   raw_logger->set_pattern("%v");
   spdlog::set_default_logger(std::move(logger));
+}
+
+bool is_enabled(Level level) { return spdlog::default_logger_raw()->should_log(level_of(level)); }
+
+void write(Level level, std::string_view text) { spdlog::default_logger_raw()->log(level_of(level), text); }
+
+void write(Level level, fmt::string_view format, fmt::format_args values) {
+  if (is_enabled(level)) write(level, fmt::vformat(format, values));
 }
 
 bool is_json() { return json_lines; }

@@ -35,4 +35,7 @@ std::string sanitize_utf8(std::string_view text);
 // For one-line messages: valid UTF-8, control characters escaped, at most about `max_bytes` followed by "...".
 std::string printable(std::string_view text, size_t max_bytes = 120);
 
+// Letters outside of ASCII stay as they are.
+std::string ascii_lower(std::string_view text);
+
 }  // namespace bam

@@ -97,7 +97,7 @@ class RendezvousGroup : public GroupSource {
       if (static_cast<int>(tickets.size()) < size() - 1) continue;
       // Rising over restarts of rank 0, too.
       const auto now = std::chrono::system_clock::now().time_since_epoch();
-      epoch_ = std::max<uint64_t>(epoch_ + 1, std::chrono::duration_cast<milliseconds>(now).count());
+      epoch_ = std::max(epoch_ + 1, static_cast<uint64_t>(std::chrono::duration_cast<milliseconds>(now).count()));
       used_.insert(tickets.begin(), tickets.end());
       std::string text = std::to_string(epoch_);
       for (const std::string& ticket : tickets) text += " " + ticket;

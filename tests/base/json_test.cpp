@@ -97,7 +97,7 @@ TEST(FieldReader, ChoicesAreListedWhenNoneFits) {
 }
 
 TEST(FieldReader, NamesNestedFieldsAndUnreadOnes) {
-  const Json body = Json::parse(R"({"a": 1, "zeta": 2, "beta": 3})");
+  const Json body = Json::parse(R"({"a": 1, "zeta": 2, "nothing": null, "beta": 3})");
   FieldReader reader(body, "outer");
   reader.integer("a", 0, 9);
   EXPECT_EQ(reader.unread(), (std::vector<std::string>{"outer.zeta", "outer.beta"}));
