@@ -9,6 +9,10 @@ namespace bam {
 
 namespace {
 
+// A super-tile is summarised when its last tile fills up; all 16 tiles are certainly still there if a head reaches
+// further.
+constexpr int64_t kSuperReach = 2 * kSuperTiles * kTileKeys;
+
 template <typename T>
 bool covers(std::span<const SequenceRows> sequences, Rows<T> rows) {
   return std::ranges::all_of(sequences, [&](const SequenceRows& seq) {
@@ -36,6 +40,25 @@ FloatRows Backend::float_rows(DeviceBuffer& buffer, int64_t count, int64_t width
 OperandRows Backend::operand_rows(DeviceBuffer& buffer, int64_t count, int64_t width) const {
   BAM_CHECK(static_cast<size_t>(count * width) * operand_bytes() <= buffer.size_bytes());
   return {buffer.data(), count, width};
+}
+
+int64_t AttentionSpec::bias_positions(int head) const {
+  const int64_t keys = reach_of(head);
+  return keys < 0 ? kMaxPositions : std::min(kMaxPositions, keys + 2 * kSuperReach);
+}
+
+bool AttentionSpec::keeps_super_tiles(int kv_head) const {
+  if (window >= 0) return false;
+  const int group = num_heads / num_kv_heads;
+  for (int h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+    if (reach_of(h) < 0 || reach_of(h) >= kSuperReach) return true;
+  }
+  return false;
+}
+
+int64_t positions_to_reserve(int64_t wanted) {
+  constexpr int64_t kStep = 1024;
+  return std::min(kMaxPositions, (wanted + kStep - 1) / kStep * kStep);
 }
 
 void Backend::embed(const HostMatrix& table, std::span<const int32_t> tokens, FloatRows x) {

@@ -21,7 +21,9 @@
 #include "kernels/draw.h"
 #include "kernels/head_bias.h"
 #include "kernels/paged_kv.h"
+#include "kernels/rounding.h"
 #include "kernels/rows.h"
+#include "kernels/table_history.h"
 
 namespace bam {
 
@@ -81,10 +83,17 @@ struct AttentionSpec {
   const HeadBias& bias_of(int head) const { return bias.empty() ? kNoBias : bias[static_cast<size_t>(head)]; }
   double seq_scale_of(int head) const { return ssmax ? seq_scale[static_cast<size_t>(head)] : 1.0; }
   int64_t reach_of(int head) const { return reach.empty() ? -1 : reach[static_cast<size_t>(head)]; }
+  // Distances that a table of the head's bias can be asked about.
+  int64_t bias_positions(int head) const;
+  // Whether the boxes of super-tiles are kept for this KV head.
+  bool keeps_super_tiles(int kv_head) const;
 
  private:
   static constexpr HeadBias kNoBias{};
 };
+
+// Tables of positions grow by steps: to how many, if this many are wanted.
+int64_t positions_to_reserve(int64_t wanted);
 
 class AttentionLayer {
  public:
@@ -101,6 +110,7 @@ struct SequenceRows {
   int64_t row_begin = 0;
   int64_t num_rows = 0;
   int64_t start_pos = 0;
+  const TableHistory* history = nullptr;  // of block_table; null: devices take the table whole in every step
 };
 
 // Everything that the operations of one step will be asked about. The spans live until the step's results were read.
@@ -119,8 +129,7 @@ class Backend {
   // The kind of arithmetic: two backends that say the same compute the same bits from the same numbers. Part of a
   // snapshot's identity.
   virtual std::string numerics() const { return description(); }
-  // Linear layers and queries in this arithmetic make |q| |k| at most so many times as large as exact ones would.
-  virtual double rounding_margin(int /*head_dim*/) const { return 1.0; }
+  virtual ArithmeticRounding rounding(int /*head_dim*/) const { return {}; }
   virtual int num_threads() const = 0;  // host threads it computes with
   // These threads, for work of the caller's own between operations; null: there are none to lend.
   virtual ThreadPool* threads() { return nullptr; }

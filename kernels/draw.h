@@ -2,9 +2,8 @@
 // are those of engine/sampler.h, and so are the tokens, bit for bit:
 //
 // - Penalties, bias and the exponential are the same float32 operations in the same order.
-// - Weights are multiples of 2^-34 and at most 1 (draw_weight).
-//   A sum of up to 2^18 of them fits into the 53 bits of a double:
-//   every sum is exact, whatever its order.
+// - Weights are multiples of 2^-34 and at most 1 (draw_weight). A sum of up to 2^18 of them fits into the 53 bits of a
+//   double: every sum is exact, whatever its order.
 // - What top-k, top-p and min-p keep is a set, defined by the order (weight, then lower id); the draw walks it by id.
 #pragma once
 

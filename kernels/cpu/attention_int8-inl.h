@@ -1,10 +1,8 @@
 // Attention over int8 and int4 pages in integers. For one query row and a tile of keys:
 //
-//   q    ~ q_scale * code, codes -127 ... 127, one scale per row. From here on the row's query IS q_scale * code:
-// scores
+//   q    ~ q_scale * code, codes -127 ... 127, one scale per row. From here on the row's query IS q_scale * code: scores
 //          and bounds speak of the same numbers, so the certificate covers what is computed
-//   t_j  = k_scale_j * (code . k_j) + bias_scale / q_scale * B: the logit over q_scale; `top` is the largest visible
-// one
+//   t_j  = k_scale_j * (code . k_j) + bias_scale / q_scale * B: the logit over q_scale; `top` is the largest visible one
 //   e_j  = 2^((t_j - top) * q_scale * log2 e), by a polynomial of degree 2
 //   u_j  = floor(255 * e_j * v_scale_j / largest visible v_scale + dither), a byte: as fine as the row's best key in
 //          this tile allows
@@ -349,13 +347,18 @@ class QuadTile {
   // Scores become bytes.
   HWY_INLINE void WeighRow(int i) {
     const int r = row_[i], low = Low(i), high = High(i);
+    // Keys out of reach have no weight, but a say in how fine the bytes are: dense attention, which sees them, rounds
+    // those that matter in the same way.
+    const int first = Row(i).beyond_reach > 0 ? 0 : low;
     const float *steps = steps_, *minima = v_minimum_;
     float largest_value = largest_value_;
     HWY_ALIGN float own_steps[kTileKeys], own_minima[kTileKeys];
-    if (low > 0 || high < kTileKeys - 1) {  // keys that the row does not see must not matter
-      largest_value = *std::max_element(v_scale_ + low, v_scale_ + high + 1);
+    if (first > 0 || high < kTileKeys - 1) {  // other keys that the row does not see must not matter
+      largest_value = *std::max_element(v_scale_ + first, v_scale_ + high + 1);
       SetSteps(largest_value, own_steps);
       steps = own_steps;
+    }
+    if (low > 0 || high < kTileKeys - 1) {
       std::fill_n(own_minima, kTileKeys, 0.0f);
       if (layout_.dtype == DType::kI4) std::copy(v_minimum_ + low, v_minimum_ + high + 1, own_minima + low);
       minima = own_minima;

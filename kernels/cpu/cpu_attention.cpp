@@ -9,11 +9,6 @@
 namespace bam::cpu {
 namespace {
 
-constexpr int64_t kPositionStep = 1024;  // tables grow by at least this much
-// A super-tile is summarised when its last tile fills up; all 16 tiles are certainly still there if a head reaches
-// further.
-constexpr int64_t kSuperReach = 2 * kSuperTiles * kTileKeys;
-
 constexpr size_t kCacheLine = 64;
 
 void fetch(const std::byte* from, size_t bytes) {
@@ -46,8 +41,7 @@ std::unique_ptr<AttentionLayer> CpuBackend::make_attention(const AttentionSpec& 
   for (int h = 0; h < spec.num_heads; ++h) {
     std::shared_ptr<BiasTable> table;
     if (const HeadBias& bias = spec.bias_of(h); bias.any()) {
-      const int64_t reach = spec.reach_of(h);
-      const int64_t limit = reach < 0 ? kMaxPositions : std::min(kMaxPositions, reach + 2 * kSuperReach);
+      const int64_t limit = spec.bias_positions(h);
       std::weak_ptr<BiasTable>& known = known_tables_[{bias, limit}];
       table = known.lock();
       if (table == nullptr) known = table = std::make_shared<BiasTable>(bias, limit);
@@ -55,16 +49,7 @@ std::unique_ptr<AttentionLayer> CpuBackend::make_attention(const AttentionSpec& 
     layer->heads.push_back(head_info(spec, h, table.get()));
     layer->tables.push_back(std::move(table));
   }
-  const int group = spec.num_heads / spec.num_kv_heads;
-  for (int kv = 0; kv < spec.num_kv_heads; ++kv) {
-    bool wide = spec.window < 0;
-    bool any_unbounded = false;
-    for (int h = kv * group; h < (kv + 1) * group; ++h) {
-      const int64_t reach = layer->heads[static_cast<size_t>(h)].reach;
-      any_unbounded = any_unbounded || reach < 0 || reach >= kSuperReach;
-    }
-    layer->use_super.push_back(wide && any_unbounded);
-  }
+  for (int kv = 0; kv < spec.num_kv_heads; ++kv) layer->use_super.push_back(spec.keeps_super_tiles(kv));
   if (spec.rotates()) {
     std::weak_ptr<const RopeTable>& known = known_rope_[{spec.rope_theta, spec.head_dim, spec.rope_style}];
     layer->rope = known.lock();
@@ -76,7 +61,7 @@ std::unique_ptr<AttentionLayer> CpuBackend::make_attention(const AttentionSpec& 
 }
 
 void CpuBackend::reserve_positions(std::span<AttentionLayer* const> layers, int64_t num_positions) {
-  const int64_t target = std::min(kMaxPositions, (num_positions + kPositionStep - 1) / kPositionStep * kPositionStep);
+  const int64_t target = positions_to_reserve(num_positions);
   std::vector<BiasTable*> short_tables;
   for (AttentionLayer* layer : layers) {
     for (const auto& table : static_cast<CpuAttention*>(layer)->tables) {

@@ -25,7 +25,7 @@ constexpr IsaLevel kLevels[] = {{"avx512bf16", HWY_AVX3_DL},
 
 // Restricts Highway's dispatch while the kernel tables are taken. Returns the level in use.
 std::string choose_isa(const std::string& wanted) {
-  const int64_t supported = hwy::SupportedTargets();
+  const int64_t supported = hwy::SupportedTargets() & HWY_TARGETS;  // of this machine and of this build
   if (wanted == "portable") {
     hwy::SetSupportedTargetsForTest(HWY_STATIC_TARGET);
     return "portable";
@@ -119,11 +119,11 @@ std::string CpuBackend::numerics() const {
   return kind;
 }
 
-// Rounding to codes moves every element by at most half a step of max|x| / 127, the vector by sqrt(head_dim) / 254 of
-// its norm.
-double CpuBackend::rounding_margin(int head_dim) const {
-  const double codes = 1 + std::sqrt(static_cast<double>(head_dim)) / 254;
-  return (fast_ ? 1.01 : 1.0) * (integer_attention_ ? codes : 1.0);
+// bfloat16 keeps eight bits. Rounding to codes moves every element by at most half a step of max|x| / 127, the vector by
+// sqrt(head_dim) / 254 of its norm.
+ArithmeticRounding CpuBackend::rounding(int head_dim) const {
+  return {.activations = fast_ ? 0x1p-8 : 0,
+          .queries = integer_attention_ ? std::sqrt(static_cast<double>(head_dim)) / 254 : 0};
 }
 
 std::unique_ptr<DeviceBuffer> CpuBackend::allocate(size_t bytes) {

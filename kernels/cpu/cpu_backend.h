@@ -58,7 +58,7 @@ class CpuBackend final : public Backend {
 
   std::string description() const override;
   std::string numerics() const override;
-  double rounding_margin(int head_dim) const override;
+  ArithmeticRounding rounding(int head_dim) const override;
   int num_threads() const override { return pool_.num_threads(); }
   bool in_host_memory() const override { return true; }
   ThreadPool* threads() override { return &pool_; }

@@ -24,7 +24,7 @@ struct PairGemmArgs {
   int64_t first_panel = 0;
   int64_t last_panel = 0;
   int64_t next_panel = -1;  // where the same thread will go on, if known
-  float* y = nullptr;  // [rows][n], row stride ldy
+  float* y = nullptr;       // [rows][n], row stride ldy
   int64_t ldy = 0;
   bool accumulate = false;  // start from y instead of zero
 };

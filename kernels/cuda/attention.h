@@ -4,12 +4,15 @@
 //   anchor    its own tile D and tile D - 1; where tiles are left out by bounds and the prior does not decay also the
 //             "seed": the finished tile that promises most
 //   segments  tiles D - 2 ... 0 in fixed segments of 8 tiles, newest first, each from an empty softmax state
-//   merge     anchor, then segments from new to old
+//   spans     32 segments each: the newest span goes on from the anchor, others from an empty state, segments from new
+//             to old
+//   merge     spans from new to old
 // A tile that a row leaves out changes no bit of its state, so rows of different wishes can share a tile's visit. One
-// block per query block, or many (split over segments) with a merge kernel: the same operations in the same order.
+// block per query block, or many (split over segments) with a merge kernel that takes spans side by side: the same
+// operations in the same order.
 //
-//   query block = up to 64 rows: positions inside one tile x query heads of one KV head; row = head * positions +
-//   position
+//   query block = up to 64 rows: positions inside one tile x query heads of one KV head
+//   row         = head * positions + position
 //
 //   bounds on, rows far enough:   seed -> anchor -> masks -> list -> attention over the list (-> merge)
 //   else:                         attention over all segments within reach (-> merge)
@@ -28,6 +31,7 @@ namespace bam::cuda {
 inline constexpr int kMaxBlockRows = 64;
 inline constexpr int kSegmentTiles = 8;
 inline constexpr int kSegmentsPerSuper = kSuperTiles / kSegmentTiles;
+inline constexpr int kSpanSegments = 32;
 // Rows whose own tile is before this one read everything within reach: bounds would cost more than they save.
 inline constexpr int kFirstBoundedTile = 8;
 
@@ -63,7 +67,7 @@ enum class WorkKind : int {
   kNone,    // nothing: so that the number of items does not change from step to step
   kWhole,   // anchor and all segments, then the output
   kAnchor,  // the anchor into its slot
-  kRest,    // from the anchor's slot over all segments to the output
+  kRest,    // from the anchor's slot over all segments to the output; as kWhole it keeps the total there between spans
   kPart,    // segments part, part + parts, ... of the list, each into its slot
 };
 struct WorkItem {

@@ -1,10 +1,9 @@
 // Attention on tensor cores (sm_80 and later). A block is one query block: warp w owns rows 16 w ... 16 w + 15, keys
 // come in stages of 32 through a ring of two buffers filled by cp.async while the other one is in use.
 //
-//   stage in shared memory      K [dims][32 keys]  rows of 64 + 16 bytes      V [32 keys][dims]  rows of 2 dims + 16
-//   bytes
-//                               bias [heads][positions + 31]  B for every distance between the block's rows and the
-//                               keys
+//   stage in shared memory   K    [dims][32 keys]            rows of 64 + 16 bytes
+//                            V    [32 keys][dims]            rows of 2 dims + 16 bytes
+//                            bias [heads][positions + 31]    B for every distance between the block's rows and the keys
 //   (16 bytes of padding put the 8 rows that one ldmatrix reads into different banks)
 //
 // Scores and softmax are float32; weights are rounded to the KV cache's 16-bit format for the second product. int8 and
@@ -31,7 +30,10 @@ __global__ void __launch_bounds__(kMaxThreads, C::kMinBlocks)
   BAM_SHARED(int, next_row);
   const WorkItem item = args.items[blockIdx.x];
   if (item.kind == WorkKind::kNone) return;
-  if (threadIdx.x == 0) block = args.blocks[item.block];
+  if (threadIdx.x == 0) {
+    block = args.blocks[item.block];
+    run.span = newest_span(block);
+  }
   __syncthreads();
   Kernel<C> kernel{args,
                    block,
@@ -46,7 +48,7 @@ __global__ void __launch_bounds__(kMaxThreads, C::kMinBlocks)
                    bias_floats};
   Fragment<C> f;
   kernel.load_queries(f);
-  kernel.clear_padding();
+  clear_padding<C>(args.kv.layout, kernel.stage(0), kernel.threads);
   kernel.prepare_bias();
   clear(f);
   const int entries = item.kind == WorkKind::kAnchor ? 0 : num_segments(args, block, item.block);
@@ -60,7 +62,9 @@ __global__ void __launch_bounds__(kMaxThreads, C::kMinBlocks)
   int seed_row = args.seeds == nullptr ? kernel.rows : 0;
   for (int e = part ? item.part : 0; anchor || e < entries;) {
     if (!anchor) {
-      kernel.build_segment(segment_at(args, block, e));
+      const int segment = segment_at(args, block, e);
+      if (!part && segment / kSpanSegments != run.span) kernel.end_span();
+      kernel.build_segment(segment);
       clear(f);
     } else if (first) {
       kernel.build_anchor();
@@ -81,7 +85,10 @@ __global__ void __launch_bounds__(kMaxThreads, C::kMinBlocks)
     if (!anchor) e += part ? item.parts : 1;
     anchor = false;
   }
-  if (!to_slots) kernel.store_output();
+  if (!to_slots) {
+    if (run.span != newest_span(block)) kernel.join_slot();
+    kernel.store_output();
+  }
   const int row = kernel.warp * 16 + kernel.lane;
   if (kernel.lane < 16 && row < kernel.rows && kernel.visited != 0) {
     atomicAdd(&args.counters[block.first_head + row / block.num_positions].visited,

@@ -34,21 +34,6 @@ struct Kernel {
     return reinterpret_cast<float*>(shared + Shared::totals(threads)) + threadIdx.x;
   }
 
-  // Rows of K beyond head_dim and columns of V beyond padded_dim are never copied to; they must be zero, not poison.
-  __device__ __forceinline__ void clear_padding() {
-    const int head_dim = args.kv.layout.head_dim, padded = args.kv.layout.padded_dim;
-    for (int s = 0; s < C::kStages; ++s) {
-      auto* k = reinterpret_cast<uint32_t*>(stage(s) + head_dim * kKeyRowBytes);
-      for (int i = static_cast<int>(threadIdx.x); i < (C::kDims * 16 - head_dim) * kKeyRowBytes / 4; i += threads)
-        k[i] = 0;
-      const int words = C::kDims * 8 - padded / 2;
-      for (int i = static_cast<int>(threadIdx.x); i < kStageKeys * words; i += threads) {
-        unsigned char* row = stage(s) + C::kKeyBytes + i / words * C::kValueRowBytes + padded * 2;
-        reinterpret_cast<uint32_t*>(row)[i % words] = 0;
-      }
-    }
-  }
-
   // Starts copying stage s of the run.
   __device__ __forceinline__ void start(int s) {
     mover.copy(run.data[s / kStagesPerTile], s % kStagesPerTile, s);
@@ -83,7 +68,6 @@ struct Kernel {
     const bool inside = static_cast<unsigned>(distance) < static_cast<unsigned>(size);
     cp_async<4>(to, table + (inside ? distance : 0), inside ? 4 : 0);
   }
-
   __device__ __forceinline__ void load_queries(Fragment<C>& f) {
     const int own = warp * 16 + lane;  // of the first 16 lanes
     const RowInfo own_info = row_info(args, block, lane < 16 && own < rows ? own : 0);
@@ -309,7 +293,6 @@ struct Kernel {
       add_values(f, stage(s) + C::kKeyBytes, x);
     }
   }
-
   __device__ __forceinline__ void count_visits() {
     const int row = warp * 16 + lane;
     if (lane >= 16 || row >= rows) return;
@@ -360,11 +343,11 @@ struct Kernel {
     __syncthreads();
     return next;
   }
-
   __device__ __forceinline__ void build_segment(int segment) {
     __syncthreads();
     if (threadIdx.x == 0) {
       run.count = 0;
+      run.span = segment / kSpanSegments;
       const int first = segment * kSegmentTiles, last = first + kSegmentTiles - 1, newest = block.diagonal_tile - 2;
       for (int t = last < newest ? last : newest; t >= first && t >= block.first_tile; --t) {
         append(t, tile_mask(args, block, t) & all_rows());
@@ -397,7 +380,6 @@ struct Kernel {
       for (int i = 0; i < 4; ++i) totals()[(4 * n + i) * threads] = f.out[n][i];
     }
   }
-
   __device__ __forceinline__ void merge_total(const Fragment<C>& f) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -414,6 +396,69 @@ struct Kernel {
     }
   }
 
+  // Maximum and sum of one of this thread's two rows, in a slot.
+  __device__ __forceinline__ void put_state(float* slot, int r, float max, float sum) const {
+    const int row = warp * 16 + fragments::c_row(lane, 2 * r);
+    if (row >= rows || fragments::in_group(lane) != 0) return;
+    slot[row] = max;
+    slot[args.slot_rows + row] = sum;
+  }
+  __device__ __forceinline__ void get_state(const float* slot, int r, float& max, float& sum) const {
+    const int row = warp * 16 + fragments::c_row(lane, 2 * r);
+    max = row < rows ? slot[row] : 0.0f;
+    sum = row < rows ? slot[args.slot_rows + row] : 1.0f;
+  }
+
+  // Calls put(total, its place in slot 0, which of the two rows). Once in many segments, so in a loop that takes no
+  // registers from the visits of tiles.
+  template <typename Put>
+  __device__ __forceinline__ void for_totals(Put put) const {
+    const int dims = args.kv.layout.padded_dim;
+    float* at = slot_at(args, block, 0) + 2 * args.slot_rows;
+#pragma unroll 1
+    for (int n = 0; n < 2 * C::kDims; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = warp * 16 + fragments::c_row(lane, i), d = 8 * n + fragments::c_col(lane, i);
+        if (row < rows && d < dims)
+          put(totals()[(4 * n + i) * threads], at[static_cast<long long>(row) * dims + d], i / 2);
+      }
+    }
+  }
+
+  // The totals are those of a span: they follow on what older work left in slot 0.
+  __device__ __forceinline__ void join_slot() const {
+    const float* at = slot_at(args, block, 0);
+    MergeFactors factors[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float max, sum;
+      get_state(at, r, max, sum);
+      factors[r] = merge_factors(max, total_max(r));
+      total_max(r) = max;
+      total_sum(r) = fmaf(sum, factors[r].keep, total_sum(r) * factors[r].add);
+    }
+    for_totals(
+        [&](float& total, float& older, int r) { total = fmaf(older, factors[r].keep, total * factors[r].add); });
+  }
+
+  // Makes room for the next span: the total goes to slot 0.
+  __device__ __forceinline__ void end_span() {
+    if (run.span != newest_span(block)) join_slot();
+    __syncwarp();
+    float* at = slot_at(args, block, 0);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      put_state(at, r, total_max(r), total_sum(r));
+      total_max(r) = kNothingSeen;
+      total_sum(r) = 0.0f;
+    }
+    for_totals([](float& total, float& place, int) {
+      place = total;
+      total = 0.0f;
+    });
+  }
+
   // Calls put(row in the block, dim, element of the fragment) for what this thread holds and the output needs.
   template <typename Put>
   __device__ __forceinline__ void for_outputs(int dims, Put put) const {
@@ -426,35 +471,23 @@ struct Kernel {
       }
     }
   }
-
   __device__ __forceinline__ void store_slot(int slot, const Fragment<C>& f) const {
     float* at = slot_at(args, block, slot);
     const int dims = args.kv.layout.padded_dim;
-    for (int r = 0; r < 2; ++r) {
-      const int row = warp * 16 + fragments::c_row(lane, 2 * r);
-      if (row >= rows || fragments::in_group(lane) != 0) continue;
-      at[row] = f.max[r];
-      at[args.slot_rows + row] = f.sum[r];
-    }
+    for (int r = 0; r < 2; ++r) put_state(at, r, f.max[r], f.sum[r]);
     for_outputs(dims, [&](int row, int d, int n, int i) {
       at[2 * args.slot_rows + static_cast<long long>(row) * dims + d] = f.out[n][i];
     });
   }
-
   __device__ __forceinline__ void load_slot(int slot, Fragment<C>& f) const {
     const float* at = slot_at(args, block, slot);
     const int dims = args.kv.layout.padded_dim;
     clear(f);
-    for (int r = 0; r < 2; ++r) {
-      const int row = warp * 16 + fragments::c_row(lane, 2 * r);
-      f.max[r] = row < rows ? at[row] : 0.0f;
-      f.sum[r] = row < rows ? at[args.slot_rows + row] : 1.0f;
-    }
+    for (int r = 0; r < 2; ++r) get_state(at, r, f.max[r], f.sum[r]);
     for_outputs(dims, [&](int row, int d, int n, int i) {
       f.out[n][i] = at[2 * args.slot_rows + static_cast<long long>(row) * dims + d];
     });
   }
-
   __device__ __forceinline__ void store_output() {
     const float sum[2] = {total_sum(0), total_sum(1)};
     for_outputs(args.kv.layout.head_dim, [&](int row, int d, int n, int i) {

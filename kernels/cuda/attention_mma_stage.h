@@ -144,4 +144,20 @@ struct StageMover {
   }
 };
 
+// Rows of K beyond head_dim and columns of V beyond padded_dim are never copied to; they must be zero, not poison.
+template <typename C>
+__device__ __forceinline__ void clear_padding(const KvLayout& layout, unsigned char* stages, int threads) {
+  const int head_dim = layout.head_dim, padded = layout.padded_dim, words = C::kDims * 8 - padded / 2;
+  for (int s = 0; s < C::kStages; ++s) {
+    unsigned char* stage = stages + s * C::kStageBytes;
+    auto* k = reinterpret_cast<uint32_t*>(stage + head_dim * kKeyRowBytes);
+    for (int i = static_cast<int>(threadIdx.x); i < (C::kDims * 16 - head_dim) * kKeyRowBytes / 4; i += threads)
+      k[i] = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < kStageKeys * words; i += threads) {
+      unsigned char* row = stage + C::kKeyBytes + i / words * C::kValueRowBytes + padded * 2;
+      reinterpret_cast<uint32_t*>(row)[i % words] = 0;
+    }
+  }
+}
+
 }  // namespace bam::cuda::mma

@@ -68,6 +68,7 @@ struct SharedLayout {
 // The tiles that are visited one after the other with one softmax state.
 struct Run {
   int count;
+  int span;  // of the segment
   int tile[kSegmentTiles];
   const unsigned char* data[kSegmentTiles];
   unsigned long long mask[kSegmentTiles];

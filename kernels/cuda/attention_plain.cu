@@ -9,6 +9,7 @@ namespace bam::cuda {
 namespace {
 
 constexpr int kWarps = 4;
+constexpr int kMergeWarps = 8;
 constexpr int kMaxDim = 256;
 constexpr int kDimsPerLane = kMaxDim / 32;
 
@@ -157,7 +158,8 @@ __global__ void __launch_bounds__(kWarps * 32, 4) attention_plain_kernel(Attenti
   }
   __syncwarp();
   RowWork<kStored> work{args, block, args.heads[info.head], info, queries[warp], weights[warp], lane};
-  State total, segment;
+  State total, of_span, segment;
+  bool older = false;  // than the newest span
   const int entries = item.kind == WorkKind::kAnchor ? 0 : num_segments(args, block, item.block);
   if (item.kind == WorkKind::kPart) {
     for (int e = item.part; e < entries; e += item.parts) {
@@ -170,10 +172,23 @@ __global__ void __launch_bounds__(kWarps * 32, 4) attention_plain_kernel(Attenti
     } else {
       work.anchor(args.seeds == nullptr ? -1 : args.seeds[item.block * kMaxBlockRows + row], total);
     }
+    int span = newest_span(block);
     for (int e = 0; e < entries; ++e) {
-      work.segment(segment_at(args, block, e), row, segment);
-      merge(total, segment);
+      const int next = segment_at(args, block, e);
+      if (next / kSpanSegments != span) {
+        if (older) merge(total, of_span);
+        clear(of_span);
+        span = next / kSpanSegments;
+        older = true;
+      }
+      work.segment(next, row, segment);
+      if (older) {
+        merge(of_span, segment);
+      } else {
+        merge(total, segment);
+      }
     }
+    if (older) merge(total, of_span);
     if (item.kind == WorkKind::kAnchor) {
       store_slot(args, slot_at(args, block, 0), row, total, lane);
     } else {
@@ -183,22 +198,44 @@ __global__ void __launch_bounds__(kWarps * 32, 4) attention_plain_kernel(Attenti
   if (lane == 0) atomicAdd(&args.counters[info.head].visited, work.visited);
 }
 
-// grid: (items, rows / kWarps)
-__global__ void __launch_bounds__(kWarps * 32) attention_merge_kernel(AttentionArgs args) {
+// grid: (items, rows). Every warp joins the segments of a span, then the first one joins what they have.
+__global__ void __launch_bounds__(kMergeWarps * 32) attention_merge_kernel(AttentionArgs args) {
+  BAM_SHARED(State, spans, [kMergeWarps][32]);
   const WorkItem item = args.items[blockIdx.x];
   if (item.kind == WorkKind::kNone) return;
   const QueryBlock block = args.blocks[item.block];
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int row = static_cast<int>(blockIdx.y) * kWarps + static_cast<int>(threadIdx.x) / 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int row = static_cast<int>(blockIdx.y);
   if (row >= num_rows(block)) return;
-  State total, segment;
-  load_slot(args, slot_at(args, block, 0), row, total, lane);
   const int entries = num_segments(args, block, item.block);
-  for (int e = 0; e < entries; ++e) {
-    load_slot(args, slot_at(args, block, 1 + e), row, segment, lane);
-    merge(total, segment);
+  const int newest = newest_span(block), oldest = block.first_tile / kSegmentTiles / kSpanSegments;
+  State total;
+  load_slot(args, slot_at(args, block, 0), row, total, lane);
+  for (int first = newest; first >= oldest; first -= kMergeWarps) {
+    const int span = first - warp;
+    if (span >= oldest) {
+      State state, segment;
+      clear(state);
+      if (span == newest) state = total;
+      const int end = entries_down_to(args, block, entries, span * kSpanSegments);
+#pragma unroll 4
+      for (int e = entries_down_to(args, block, entries, (span + 1) * kSpanSegments); e < end; ++e) {
+        load_slot(args, slot_at(args, block, 1 + e), row, segment, lane);
+        merge(state, segment);
+      }
+      spans[warp][lane] = state;
+    }
+    __syncthreads();
+    for (int w = 0; warp == 0 && w < kMergeWarps && first - w >= oldest; ++w) {
+      if (first - w == newest) {
+        total = spans[w][lane];
+      } else {
+        merge(total, spans[w][lane]);
+      }
+    }
+    __syncthreads();  // the next spans take their place
   }
-  store_row(args, block, row, total, lane);
+  if (warp == 0) store_row(args, block, row, total, lane);
 }
 
 }  // namespace
@@ -220,8 +257,8 @@ void attention_plain(const AttentionArgs& args, int num_items, const Queue& queu
 }
 
 void attention_merge(const AttentionArgs& args, int num_items, const Queue& queue) {
-  const dim3 grid(static_cast<unsigned>(num_items), static_cast<unsigned>(ceil_div(args.slot_rows, kWarps)));
-  check(launch(attention_merge_kernel, grid, dim3(kWarps * 32), 0, queue, args), "attention_merge_kernel");
+  const dim3 grid(static_cast<unsigned>(num_items), static_cast<unsigned>(args.slot_rows));
+  check(launch(attention_merge_kernel, grid, dim3(kMergeWarps * 32), 0, queue, args), "attention_merge_kernel");
 }
 
 }  // namespace bam::cuda

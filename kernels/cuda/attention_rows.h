@@ -77,6 +77,24 @@ __device__ __forceinline__ int segment_at(const AttentionArgs& args, const Query
   if (block.mask_offset >= 0) return args.list[block.list_offset + entry];
   return (block.diagonal_tile - 2) / kSegmentTiles - entry;
 }
+// Segments of the list that are not before `segment`: the list goes from new to old. All lanes of a warp.
+__device__ __forceinline__ int entries_down_to(const AttentionArgs& args, const QueryBlock& block, int entries,
+                                               int segment) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  int begin = 0, end = entries;  // the answer is one of begin ... end
+  while (begin < end) {
+    const int stride = (end - begin + 31) / 32, at = begin + lane * stride;
+    const int found = __popc(__ballot_sync(kAllLanes, at < end && segment_at(args, block, at) >= segment));
+    if (found == 0) break;
+    const int last = begin + (found - 1) * stride;
+    begin = last + 1;
+    end = last + stride < end ? last + stride : end;
+  }
+  return begin;
+}
+__device__ __forceinline__ int newest_span(const QueryBlock& block) {
+  return (block.diagonal_tile - 2) / kSegmentTiles / kSpanSegments;
+}
 __device__ __forceinline__ unsigned long long tile_mask(const AttentionArgs& args, const QueryBlock& block, int tile) {
   return block.mask_offset >= 0 ? args.masks[block.mask_offset + tile - block.first_tile] : ~0ull;
 }

@@ -94,7 +94,43 @@ struct Cublas::Library {
   }
 };
 
-Cublas::Cublas(cudaStream_t stream, bool tf32) : library_(std::make_unique<Library>()), stream_(stream), tf32_(tf32) {
+// One product, now or when a recorded step is captured: the library's workspace is ours and the factors live here.
+struct Cublas::Product final : Work {
+  const Library* library;
+  GemmArgs args;
+  int32_t* products;
+  bool tf32;
+
+  Product(const Library* library_, const GemmArgs& args_, int32_t* products_, bool tf32_)
+      : library(library_), args(args_), products(products_), tf32(tf32_) {}
+  bool same(const Work& other) const override {
+    if (typeid(other) != typeid(Product)) return false;
+    const auto& that = static_cast<const Product&>(other);
+    return library == that.library && args == that.args && products == that.products && tf32 == that.tf32;
+  }
+  // The handle has its stream.
+  cudaError_t issue(cudaStream_t) const override {
+    const bool int8 = args.weight == DType::kI8, operands = args.output == GemmOutput::kOperand;
+    const float alpha = 1, beta = args.output == GemmOutput::kAddFloat ? 1 : 0;
+    const int32_t int_alpha = 1, int_beta = 0;
+    const cudaDataType_t in = type_of(args.weight);
+    const cudaDataType_t out = int8 ? CUDA_R_32I : operands ? type_of(args.operand) : CUDA_R_32F;
+    const cublasComputeType_t compute = int8                                 ? CUBLAS_COMPUTE_32I
+                                        : tf32 && args.weight == DType::kF32 ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                                                             : CUBLAS_COMPUTE_32F;
+    // Column-major: out^T [n, rows] = W [n, k] x^T [k, rows].
+    library->check(library->functions.gemm(
+                       library->handle, CUBLAS_OP_T, CUBLAS_OP_N, static_cast<int>(args.n), static_cast<int>(args.rows),
+                       static_cast<int>(int8 ? args.ldk : args.k), int8 ? static_cast<const void*>(&int_alpha) : &alpha,
+                       args.w, in, static_cast<int>(args.ldk), args.x, in, static_cast<int>(args.ldk),
+                       int8 ? static_cast<const void*>(&int_beta) : &beta, int8 ? products : args.out, out,
+                       static_cast<int>(args.n), compute, CUBLAS_GEMM_DEFAULT),
+                   "cublasGemmEx");
+    return cudaSuccess;
+  }
+};
+
+Cublas::Cublas(cudaStream_t stream, bool tf32) : library_(std::make_unique<Library>()), tf32_(tf32) {
   Library& lib = *library_;
   lib.check(lib.functions.create(&lib.handle), "cublasCreate");
   lib.check(lib.functions.set_stream(lib.handle, stream), "cublasSetStream");
@@ -108,28 +144,17 @@ bool Cublas::supports(const GemmArgs& args) {
   return args.weight == DType::kI8 ? args.n % 4 == 0 : args.weight == args.operand;
 }
 
-void Cublas::multiply(const GemmArgs& args, int32_t* products) {
-  const Library& lib = *library_;
-  const bool int8 = args.weight == DType::kI8, operands = args.output == GemmOutput::kOperand;
-  const float alpha = 1, beta = args.output == GemmOutput::kAddFloat ? 1 : 0;
-  const int32_t int_alpha = 1, int_beta = 0;
-  const cudaDataType_t in = type_of(args.weight);
-  const cudaDataType_t out = int8 ? CUDA_R_32I : operands ? type_of(args.operand) : CUDA_R_32F;
-  const cublasComputeType_t compute = int8                                  ? CUBLAS_COMPUTE_32I
-                                      : tf32_ && args.weight == DType::kF32 ? CUBLAS_COMPUTE_32F_FAST_TF32
-                                                                            : CUBLAS_COMPUTE_32F;
-  // Column-major: out^T [n, rows] = W [n, k] x^T [k, rows].
-  lib.check(
-      lib.functions.gemm(lib.handle, CUBLAS_OP_T, CUBLAS_OP_N, static_cast<int>(args.n), static_cast<int>(args.rows),
-                         static_cast<int>(int8 ? args.ldk : args.k),
-                         int8 ? static_cast<const void*>(&int_alpha) : &alpha, args.w, in, static_cast<int>(args.ldk),
-                         args.x, in, static_cast<int>(args.ldk), int8 ? static_cast<const void*>(&int_beta) : &beta,
-                         int8 ? products : args.out, out, static_cast<int>(args.n), compute, CUBLAS_GEMM_DEFAULT),
-      "cublasGemmEx");
-  if (int8) {
-    scale_products(args, products, stream_);
-  } else if (operands && args.operand == DType::kF16) {
-    clamp_halves(args.out, args.rows * args.n, stream_);
+void Cublas::multiply(const GemmArgs& args, int32_t* products, const Queue& queue) const {
+  auto product = std::make_unique<Product>(library_.get(), args, products, tf32_);
+  if (queue.record == nullptr) {
+    bam::cuda::check(product->issue(queue.stream), "cublasGemmEx");
+  } else {
+    queue.record->push_back(std::move(product));
+  }
+  if (args.weight == DType::kI8) {
+    scale_products(args, products, queue);
+  } else if (args.output == GemmOutput::kOperand && args.operand == DType::kF16) {
+    clamp_halves(args.out, args.rows * args.n, queue);
   }
 }
 
@@ -142,12 +167,12 @@ std::string Cublas::description() const { return tf32_ ? "cuBLAS with TF32" : "c
 namespace bam::cuda {
 
 struct Cublas::Library {};
-Cublas::Cublas(cudaStream_t, bool) : stream_(nullptr), tf32_(false) {
+Cublas::Cublas(cudaStream_t, bool) : tf32_(false) {
   throw Error("--cuda-gemm cublas: this plugin was built without cuBLAS");
 }
 Cublas::~Cublas() = default;
 bool Cublas::supports(const GemmArgs&) { return false; }
-void Cublas::multiply(const GemmArgs&, int32_t*) {}
+void Cublas::multiply(const GemmArgs&, int32_t*, const Queue&) const {}
 std::string Cublas::description() const { return "no cuBLAS"; }
 
 }  // namespace bam::cuda

@@ -15,21 +15,21 @@ namespace bam::cuda {
 
 class Cublas {
  public:
-  // Products are issued on `stream`. tf32: float32 products on tensor cores, with 10 bits of mantissa. Throws
+  // Products are issued or captured on `stream` only. tf32: float32 products on tensor cores, with 10 bits of mantissa. Throws
   // bam::Error if the library is missing.
   Cublas(cudaStream_t stream, bool tf32);
   ~Cublas();
 
   // Weights in the operands' own format, or int8.
   static bool supports(const GemmArgs& args);
-  // products [rows, n]: scratch for int8, else unused.
-  void multiply(const GemmArgs& args, int32_t* products);
+  // products [rows, n]: scratch for int8, else unused. Recorded or issued on the stream.
+  void multiply(const GemmArgs& args, int32_t* products, const Queue& queue) const;
   std::string description() const;
 
  private:
   struct Library;
+  struct Product;
   std::unique_ptr<Library> library_;
-  cudaStream_t stream_;
   bool tf32_;
 };
 

@@ -12,10 +12,6 @@
 namespace bam::cuda {
 namespace {
 
-constexpr int64_t kPositionStep = 1024;  // tables grow by at least this much
-// A super-tile is summarised when its last tile fills up; all 16 tiles are certainly still there if a head reaches
-// further.
-constexpr int64_t kSuperReach = 2 * kSuperTiles * kTileKeys;
 constexpr int64_t kMaxWaveMasks = int64_t{8} << 20;        // 64 MiB
 constexpr int64_t kMaxWaveSlotFloats = int64_t{64} << 20;  // 256 MiB
 constexpr int kSmallRows = 16;                             // rows of one tensor-core tile: such blocks take one warp
@@ -40,6 +36,10 @@ int num_segments(const QueryBlock& block) {
   const int newest = block.diagonal_tile - 2;
   return newest < block.first_tile ? 0 : newest / kSegmentTiles - block.first_tile / kSegmentTiles + 1;
 }
+bool several_spans(const QueryBlock& block) {
+  constexpr int kSpanTiles = kSegmentTiles * kSpanSegments;
+  return (block.diagonal_tile - 2) / kSpanTiles > block.first_tile / kSpanTiles;
+}
 
 }  // namespace
 
@@ -54,8 +54,7 @@ std::unique_ptr<AttentionLayer> CudaBackend::make_attention(const AttentionSpec&
     layer->heads.push_back(head_params(spec, h));
     std::shared_ptr<BiasTable> table;
     if (const HeadBias& bias = spec.bias_of(h); bias.any()) {
-      const int64_t reach = spec.reach_of(h);
-      const int64_t limit = reach < 0 ? kMaxPositions : std::min(kMaxPositions, reach + 2 * kSuperReach);
+      const int64_t limit = spec.bias_positions(h);
       std::weak_ptr<BiasTable>& known = known_tables_[{bias, limit}];
       table = known.lock();
       if (table == nullptr) {
@@ -66,14 +65,7 @@ std::unique_ptr<AttentionLayer> CudaBackend::make_attention(const AttentionSpec&
     }
     layer->tables.push_back(std::move(table));
   }
-  const int group = spec.num_heads / spec.num_kv_heads;
-  for (int kv = 0; kv < spec.num_kv_heads; ++kv) {
-    bool unbounded = false;
-    for (int h = kv * group; h < (kv + 1) * group; ++h) {
-      unbounded = unbounded || spec.reach_of(h) < 0 || spec.reach_of(h) >= kSuperReach;
-    }
-    layer->use_super.push_back(spec.window < 0 && unbounded);
-  }
+  for (int kv = 0; kv < spec.num_kv_heads; ++kv) layer->use_super.push_back(spec.keeps_super_tiles(kv));
   layer->super_heads = DeviceMemory(layer->use_super.size());
   copy_in(layer->super_heads, layer->use_super.data());
   layer->head_params = DeviceMemory(layer->heads.size() * sizeof(HeadParams));
@@ -108,7 +100,7 @@ std::shared_ptr<const DeviceMemory> CudaBackend::rope_tables(const AttentionSpec
       for (int t = 0; t < half; ++t) {
         const double frequency = std::pow(spec.rope_theta, -2.0 * t / spec.head_dim);
         const std::complex<double> turn = std::polar(1.0, static_cast<double>(i * stride) * frequency);
-        angles.push_back({turn.real(), turn.imag()});
+        angles.push_back({float_pair(turn.real()), float_pair(turn.imag())});
       }
     }
   };
@@ -123,7 +115,7 @@ std::shared_ptr<const DeviceMemory> CudaBackend::rope_tables(const AttentionSpec
 
 void CudaBackend::reserve_positions(std::span<AttentionLayer* const> layers, int64_t num_positions) {
   const auto device = context_.enter();
-  const int64_t target = std::min(kMaxPositions, (num_positions + kPositionStep - 1) / kPositionStep * kPositionStep);
+  const int64_t target = positions_to_reserve(num_positions);
   for (AttentionLayer* base : layers) {
     auto& layer = static_cast<CudaAttention&>(*base);
     bool changed = false;
@@ -185,40 +177,11 @@ void CudaBackend::prepare_attention(std::span<AttentionLayer* const> layers, con
   }
 }
 
-CudaBackend::Table CudaBackend::upload_table(const AttentionSpec& spec, const SequenceRows& sequence, int64_t num_tiles,
-                                             const KvLayout& layout) {
-  Table table;
-  table.source = sequence.block_table + spec.first_group * sequence.table_stride;
-  table.source_stride = sequence.table_stride;
-  table.num_pages = (num_tiles + layout.tiles_per_page() - 1) / layout.tiles_per_page();
-  const auto bytes = static_cast<size_t>(table.num_pages) * sizeof(int32_t);
-  // Writing K and V and attending to them need the same table; its entries may have changed since.
-  const auto [first, last] = tables_.equal_range(table.source);
-  for (auto it = first; it != last; ++it) {
-    const Table& known = it->second;
-    if (known.source_stride != table.source_stride || known.num_pages != table.num_pages) continue;
-    bool same = true;
-    for (int64_t head = 0; head < spec.num_kv_heads && same; ++head) {
-      same = std::memcmp(known.host + head * table.num_pages, table.source + head * table.source_stride, bytes) == 0;
-    }
-    if (same) return known;
-  }
-  const Staging::Slice slice = staging_.take(bytes * static_cast<size_t>(spec.num_kv_heads));
-  for (int64_t head = 0; head < spec.num_kv_heads; ++head) {
-    std::memcpy(static_cast<int32_t*>(slice.host) + head * table.num_pages, table.source + head * table.source_stride,
-                bytes);
-  }
-  send(slice, bytes * static_cast<size_t>(spec.num_kv_heads));
-  table.host = static_cast<const int32_t*>(slice.host);
-  table.device = static_cast<const int32_t*>(slice.device);
-  tables_.emplace(table.source, table);
-  return table;
-}
-
 void CudaBackend::do_write_kv(const AttentionLayer& attention_layer, const KvCacheView& kv,
                               std::span<const SequenceRows> sequences, OperandRows qkv) {
   const auto device = context_.enter();
   const auto& layer = static_cast<const CudaAttention&>(attention_layer);
+  refresh_tables(sequences);
   std::vector<KvWriteItem> items;
   std::vector<KvChainItem> chains;
   for (const SequenceRows& seq : sequences) {
@@ -337,8 +300,8 @@ void CudaBackend::run_blocks(std::span<QueryBlock> blocks, const BlockClass& of,
     const int segments = num_segments(block), parts = std::clamp(segments, 1, most_parts);
     const bool split = parts > 1, bounds = block.mask_offset >= 0;
     every.push_back({b, WorkKind::kAnchor, 0, 1});
-    if (bounds || split) {
-      anchors.push_back(every.back());
+    if (bounds || split) anchors.push_back(every.back());
+    if (bounds || split || several_spans(block)) {
       block.first_slot = slots;
       slots += split ? 1 + segments : 1;
     }
@@ -415,6 +378,7 @@ void CudaBackend::do_attention(const AttentionLayer& attention_layer, const KvCa
   const auto& layer = static_cast<const CudaAttention&>(attention_layer);
   const AttentionSpec& spec = layer.spec;
   layer.counters->target = per_head;
+  refresh_tables(queries);
   plan_blocks(layer, kv.layout, queries, options);
   AttentionArgs args;
   args.kv = kv_pages(kv);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numbers>
 #include <span>
 
 #include "base/check.h"
@@ -139,7 +140,7 @@ void CudaBackend::forget_step() {
   tables_.clear();
   retired_.clear();
   for (Scratch* scratch : {&slots_, &masks_, &lists_, &list_sizes_, &seeds_, &left_out_, &quantised_, &quantised_scale_,
-                           &products_, &converted_, &draw_work_, &drawn_}) {
+                           &products_, &converted_, &draw_work_, &drawn_, &patch_memory_}) {
     scratch->reset();
   }
 }
@@ -149,6 +150,10 @@ CudaBuffer::~CudaBuffer() { backend.settle(); }
 void CudaBackend::abandon_step() noexcept {
   const auto device = context_.enter();
   graph_.abandon();
+  // Changes of tables may have been recorded and never applied.
+  for (auto& [id, table] : resident_) retired_.push_back(std::move(table.memory));
+  resident_.clear();
+  resident_bytes_ = 0;
   // What was issued before the failure still runs; its inputs must stay until then.
   if (cudaStreamSynchronize(stream_.get()) == cudaSuccess) forget_step();
   (void)cudaGetLastError();
@@ -229,6 +234,8 @@ void CudaBackend::begin_rows() {
   flush();  // of a step that nobody read
   if (staging_.outstanding_bytes() > kMaxStagedBytes) synchronize();
   tables_.clear();  // a new step: block tables have changed
+  refreshed_ = false;
+  ++steps_;
 }
 
 // The rows are as large as the results of a step: such steps are not recorded as graphs.
@@ -243,20 +250,39 @@ void CudaBackend::do_embed(const HostMatrix& table, std::span<const int32_t> tok
   begin_rows();
   const void* rows = embedding_on_device(table);
   const auto count = static_cast<int64_t>(tokens.size());
-  if (count <= kMaxGraphRows && cublas_ == nullptr) {  // cuBLAS would go past the record
+  if (count <= kMaxGraphRows) {
     staging_.begin();
     graph_.begin();
   }
   embed_rows(rows, table.dtype, upload(tokens), count, table.cols, x.data, queue());
 }
 
+// By how much the angle of every dim advances per position, in units of 2^-64 turns.
+const unsigned long long* CudaBackend::sinusoidal_turns(double theta, int64_t hidden) {
+  DeviceMemory& memory = turns_[{theta, hidden}];
+  if (memory.size() == 0) {
+    std::vector<unsigned long long> turns;
+    for (int64_t d = 0; d < hidden; ++d) {
+      const long double angle = std::exp(-std::log(static_cast<long double>(theta)) * static_cast<long double>(d) /
+                                         static_cast<long double>(hidden));
+      const long double of_position = angle / (2 * std::numbers::pi_v<long double>);
+      turns.push_back(static_cast<unsigned long long>((of_position - std::floor(of_position)) * 0x1p64L));
+    }
+    DeviceMemory next(turns.size() * sizeof(turns[0]));
+    copy_in(next, turns.data());
+    memory = std::move(next);  // only once it is there
+  }
+  return memory.as<unsigned long long>();
+}
+
 void CudaBackend::do_add_sinusoidal(std::span<const SequenceRows> sequences, double theta, FloatRows x) {
   const auto device = context_.enter();
+  const unsigned long long* turns = sinusoidal_turns(theta, x.width);
   for (const SequenceRows& seq : sequences) {
     std::vector<int32_t> positions(static_cast<size_t>(seq.num_rows));
     for (int64_t r = 0; r < seq.num_rows; ++r)
       positions[static_cast<size_t>(r)] = static_cast<int32_t>(seq.start_pos + r);
-    add_sinusoidal_rows(upload(std::span<const int32_t>(positions)), seq.num_rows, theta, x.width,
+    add_sinusoidal_rows(upload(std::span<const int32_t>(positions)), seq.num_rows, turns, x.width,
                         x.data + seq.row_begin * x.width, queue());
   }
 }
@@ -312,7 +338,7 @@ void CudaBackend::gemm(const LinearWeights& weights, ConstOperandRows in, void* 
   if (cublas_ && Cublas::supports(args)) {
     int32_t* products =
         linear.dtype == DType::kI8 ? products_.reserve<int32_t>(static_cast<size_t>(rows * linear.n)) : nullptr;
-    return cublas_->multiply(args, products);
+    return cublas_->multiply(args, products, queue());
   }
   // The choice depends on the layer only, never on the number of rows.
   const bool aligned = linear.dtype == DType::kI8 || linear.ldk % 8 == 0;

@@ -25,6 +25,8 @@ class CudaBackend;
 
 // Inputs in flight; beyond it the host waits.
 inline constexpr size_t kMaxStagedBytes = size_t{64} << 20;
+// Copies of block tables; the oldest go when there are more, unless the step uses them.
+inline constexpr size_t kMaxResidentBytes = size_t{64} << 20;
 inline constexpr int64_t kMaxCounters = int64_t{1} << 16;  // heads of all layers of all models
 
 struct CudaBuffer final : DeviceBuffer {
@@ -101,6 +103,8 @@ class CudaBackend final : public Backend {
   void read_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<std::byte> out) override;
   void write_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<const std::byte> in) override;
 
+  // How often a block table was compared with one that is already there.
+  uint64_t tables_compared() const { return tables_compared_; }
   // Memory is going away that a recorded step may use: that step runs first.
   void settle() noexcept;
   // A layer is going away: its counters must not be written any more.
@@ -155,17 +159,22 @@ class CudaBackend final : public Backend {
   bool on_tensor_cores(const KvLayout& layout) const;
   // Query heads of one KV head that one block takes; kernels are prepared for it when it is asked for the first time.
   int heads_at_once(int group, const KvLayout& layout);
+  // Brings the copies of these sequences' tables up to date: what changed since the last step, or new tables whole.
+  void refresh_tables(std::span<const SequenceRows> sequences);
+  void refresh_table(const SequenceRows& sequence);
+  void apply_patches();
   // The block table of one layer of one sequence, as far as `num_tiles` reach.
   struct Table {
     const int32_t* source = nullptr;  // host, to recognise it
     int64_t source_stride = 0, num_pages = 0;
-    const int32_t* host = nullptr;  // [kv heads][num_pages] what was uploaded
+    const int32_t* host = nullptr;  // [kv heads][num_pages] what the device has
     const int32_t* device = nullptr;
   };
   Table upload_table(const AttentionSpec& spec, const SequenceRows& sequence, int64_t num_tiles,
                      const KvLayout& layout);
   void gemm(const LinearWeights& weights, ConstOperandRows in, void* out, GemmOutput output);
   const void* embedding_on_device(const HostMatrix& table);
+  const unsigned long long* sinusoidal_turns(double theta, int64_t hidden);
   void begin_rows();
   void collect_counters();
 
@@ -199,8 +208,22 @@ class CudaBackend final : public Backend {
     DeviceMemory memory;
   };
   std::vector<Embedding> embeddings_;
+  std::map<std::pair<double, int64_t>, DeviceMemory> turns_;  // by theta and hidden size
   // Uploaded in this step, by source: writing K and V and attending to them need the same table.
   std::unordered_multimap<const int32_t*, Table> tables_;
+  uint64_t tables_compared_ = 0;
+  // Tables whose changes are known stay on the device, by TableHistory::id().
+  struct ResidentTable {
+    DeviceMemory memory;  // [groups][stride]
+    uint64_t version = 0;
+    uint64_t last_step = 0;
+  };
+  std::unordered_map<uint64_t, ResidentTable> resident_;
+  size_t resident_bytes_ = 0;
+  uint64_t steps_ = 0;
+  bool refreshed_ = false;  // tables, in this step
+  std::vector<TablePatch> patches_;
+  Scratch patch_memory_;
   std::vector<LayerCounters*> layers_;                                             // of all living layers
   std::map<std::pair<HeadBias, int64_t>, std::weak_ptr<BiasTable>> known_tables_;  // by bias and limit
   std::weak_ptr<const DeviceMemory> known_rope_;

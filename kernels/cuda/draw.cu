@@ -20,7 +20,7 @@ constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kIdBits = 18, kRankBits = kIdBits + 29, kDigitBits = 11, kBins = 1 << kDigitBits,
               kBinsPerThread = kBins / kThreads;
 constexpr unsigned kOneBits = 0x3f800000;
-constexpr double kUnitsPerOne = 0x1p34;
+constexpr float kUnitsPerOne = 0x1p34f;
 constexpr Units kNoCut = ~0ull;
 
 static_assert(int64_t{1} << kIdBits == kMaxDrawVocab);
@@ -33,8 +33,18 @@ struct Shared {
   int token;
 };
 
-__device__ __forceinline__ Units units_of(float weight) {
-  return static_cast<Units>(static_cast<double>(weight) * kUnitsPerOne);
+__device__ __forceinline__ Units units_of(float weight) { return static_cast<Units>(weight * kUnitsPerOne); }
+// The bits of a number as a double; it is 0 or a normal float, and not negative.
+__device__ __forceinline__ Units double_bits(double value) {
+  Units bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+__device__ __forceinline__ Units double_bits(float value) {
+  const unsigned bits = __float_as_uint(value);
+  return bits >> 23 == 0
+             ? 0
+             : static_cast<Units>((bits >> 23) + 1023 - 127) << 52 | static_cast<Units>(bits & 0x7fffff) << 29;
 }
 // Smaller is better, no two tokens are equal. weight > 0.
 __device__ __forceinline__ Units rank_of(float weight, int token) {
@@ -240,13 +250,11 @@ struct Drawer {
     Units cut = kNoCut;
     if (row.top_k > 0) cut = find_cut<true>(static_cast<Units>(row.top_k), kNoCut);
     if (row.top_p < 1.0f) {
-      const double mass = static_cast<double>(row.top_p) * (static_cast<double>(kept_units(cut, 0.0f)) / kUnitsPerOne);
-      const auto wanted = static_cast<Units>(ceil(mass * kUnitsPerOne));
+      const Units wanted = share_of(double_bits(row.top_p), kept_units(cut, 0.0f), true);
       const Units narrower = find_cut<false>(wanted > 0 ? wanted : 1, cut);
       if (narrower != kNoCut) cut = narrower;
     }
-    const double total = static_cast<double>(kept_units(cut, row.min_p)) / kUnitsPerOne;
-    return walk(static_cast<Units>(row.uniform * total * kUnitsPerOne), cut, row.min_p);
+    return walk(share_of(double_bits(row.uniform), kept_units(cut, row.min_p), false), cut, row.min_p);
   }
 
   __device__ __forceinline__ int run() {

@@ -21,14 +21,14 @@ __global__ void __launch_bounds__(kThreads) embed_kernel(const T* table, const i
   for (int d = static_cast<int>(threadIdx.x); d < hidden; d += kThreads) x[row * hidden + d] = to_float(from[d]);
 }
 
-// grid: rows. Double because positions reach millions; the angle's error would be the position's error.
+// grid: rows. turns: of one position, in units of 2^-64, so that whole turns of any position vanish without a rounding.
 __global__ void __launch_bounds__(kThreads)
-    sinusoidal_kernel(const int32_t* positions, double log_theta, int hidden, float* x) {
+    sinusoidal_kernel(const int32_t* positions, const unsigned long long* turns, int hidden, float* x) {
   const long long row = blockIdx.x;
-  const double position = static_cast<double>(positions[row]);
+  const auto position = static_cast<unsigned long long>(positions[row]);
   for (int d = static_cast<int>(threadIdx.x); d < hidden; d += kThreads) {
-    const double angle = position * exp(-log_theta * static_cast<double>(d) / static_cast<double>(hidden));
-    x[row * hidden + d] += static_cast<float>(d % 2 == 0 ? sin(angle) : cos(angle));
+    const auto half_turns = static_cast<float>(static_cast<int>(position * turns[d] >> 32)) * 0x1p-31f;
+    x[row * hidden + d] += d % 2 == 0 ? sinpif(half_turns) : cospif(half_turns);
   }
 }
 
@@ -85,6 +85,11 @@ __global__ void __launch_bounds__(kThreads)
   if (d < end) table[d] = static_cast<float>(bias.value(d));
 }
 
+__global__ void __launch_bounds__(kThreads) patch_tables_kernel(const TablePatch* patches, int count) {
+  const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (i < count && patches[i].at != nullptr) *patches[i].at = patches[i].page;
+}
+
 dim3 blocks(int64_t count) { return dim3(static_cast<unsigned>(count)); }
 
 // grid: (pages, parts of a page)
@@ -114,6 +119,11 @@ void move_pages(void* packed, void* cache, const int32_t* pages, int count, size
         "move_pages_kernel");
 }
 
+void patch_tables(const TablePatch* patches, int count, const Queue& queue) {
+  check(launch(patch_tables_kernel, blocks(ceil_div(count, kThreads)), dim3(kThreads), 0, queue, patches, count),
+        "patch_tables_kernel");
+}
+
 void embed_rows(const void* table, DType dtype, const int32_t* tokens, int64_t rows, int64_t hidden, float* x,
                 const Queue& queue) {
   with_float_type(dtype, [&](auto type) {
@@ -124,11 +134,11 @@ void embed_rows(const void* table, DType dtype, const int32_t* tokens, int64_t r
   });
 }
 
-void add_sinusoidal_rows(const int32_t* positions, int64_t rows, double theta, int64_t hidden, float* x,
-                         const Queue& queue) {
-  check(launch(sinusoidal_kernel, blocks(rows), dim3(kThreads), 0, queue, positions, std::log(theta),
-               static_cast<int>(hidden), x),
-        "sinusoidal_kernel");
+void add_sinusoidal_rows(const int32_t* positions, int64_t rows, const unsigned long long* turns, int64_t hidden,
+                         float* x, const Queue& queue) {
+  check(
+      launch(sinusoidal_kernel, blocks(rows), dim3(kThreads), 0, queue, positions, turns, static_cast<int>(hidden), x),
+      "sinusoidal_kernel");
 }
 
 void rms_norm_rows(const float* x, const float* weight, float eps, int64_t rows, int64_t hidden, DType operand,

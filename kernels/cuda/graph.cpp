@@ -22,16 +22,16 @@ bool same(const Record& a, const Record& b) {
                     [](const auto& one, const auto& other) { return one->same(*other); });
 }
 
-// The work as a graph: captured, so that nothing runs yet.
+// The work as a graph: captured, so that nothing runs yet. The stream is its own again also after a failure.
 void capture(const Record& record, cudaStream_t stream, GraphOwner& owner) {
   BAM_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
-  cudaError_t status = cudaSuccess;
-  for (const auto& work : record) {
-    if (status == cudaSuccess) status = work->issue(stream);
+  try {
+    for (const auto& work : record) check(work->issue(stream), "recording a step");
+  } catch (...) {
+    (void)cudaStreamEndCapture(stream, &owner.graph);
+    throw;
   }
-  const cudaError_t ended = cudaStreamEndCapture(stream, &owner.graph);
-  check(status, "recording a step");
-  check(ended, "cudaStreamEndCapture");
+  BAM_CUDA(cudaStreamEndCapture(stream, &owner.graph));
 }
 
 }  // namespace

@@ -18,9 +18,10 @@ namespace bam::cuda {
 // x[r, :] = table[tokens[r], :]; table [vocab, hidden] of kF32, kF16 or kBF16.
 void embed_rows(const void* table, DType dtype, const int32_t* tokens, int64_t rows, int64_t hidden, float* x,
                 const Queue& queue);
-// x[r, :] += sinusoidal vector of positions[r].
-void add_sinusoidal_rows(const int32_t* positions, int64_t rows, double theta, int64_t hidden, float* x,
-                         const Queue& queue);
+// x[r, :] += sinusoidal vector of positions[r]; turns [hidden]: by which angles advance from one position to the next, in
+// units of 2^-64.
+void add_sinusoidal_rows(const int32_t* positions, int64_t rows, const unsigned long long* turns, int64_t hidden,
+                         float* x, const Queue& queue);
 void rms_norm_rows(const float* x, const float* weight, float eps, int64_t rows, int64_t hidden, DType operand,
                    void* out, const Queue& queue);
 // in [rows, 2 * intermediate] = gate | up.
@@ -32,6 +33,13 @@ void operands_to_float(DType operand, const void* in, int64_t count, float* out,
 // Pages of `bytes` (a multiple of 16) between a cache and `packed`, where they lie one behind the other.
 void move_pages(void* packed, void* cache, const int32_t* pages, int count, size_t bytes, bool to_cache,
                 const Queue& queue);
+
+// One entry of a block table that has changed; null: none.
+struct TablePatch {
+  int32_t* at;
+  int32_t page;
+};
+void patch_tables(const TablePatch* patches, int count, const Queue& queue);
 
 // table[d] = B(d) for d in [begin, end), computed in double and rounded once.
 void fill_bias_table(const HeadBias& bias, int64_t begin, int64_t end, float* table, const Queue& queue);

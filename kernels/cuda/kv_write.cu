@@ -84,18 +84,22 @@ __device__ __forceinline__ void store_vector(const KvLayout& layout, unsigned ch
   }
 }
 
-// One warp rotates one head's vector in place.
+// One warp rotates `queries` vectors at `q` and one at `k` in place.
 template <typename T>
-__device__ __forceinline__ void rotate(const RopeTables& rope, int position, T* x, int lane) {
+__device__ __forceinline__ void rotate(const RopeTables& rope, int position, T* q, int queries, T* k, int lane) {
   const RopeAngle* fine = rope.fine + position % RopeTables::kFine * static_cast<long long>(rope.half);
   const RopeAngle* coarse = rope.coarse + position / RopeTables::kFine * static_cast<long long>(rope.half);
   for (int t = lane; t < rope.half; t += 32) {
-    const double c = coarse[t].cos * fine[t].cos - coarse[t].sin * fine[t].sin;
-    const double s = coarse[t].cos * fine[t].sin + coarse[t].sin * fine[t].cos;
+    const RopeAngle more = coarse[t], less = fine[t];
+    const FloatPair cos = sum(product(more.cos, less.cos), negative(product(more.sin, less.sin)));
+    const FloatPair sin = sum(product(more.cos, less.sin), product(more.sin, less.cos));
     const int a = rope.interleaved ? 2 * t : t, b = rope.interleaved ? 2 * t + 1 : t + rope.half;
-    const double xa = to_float(x[a]), xb = to_float(x[b]);
-    x[a] = from_float<T>(static_cast<float>(xa * c - xb * s));
-    x[b] = from_float<T>(static_cast<float>(xa * s + xb * c));
+    for (int i = 0; i <= queries; ++i) {
+      T* x = i == queries ? k : q + static_cast<long long>(i) * 2 * rope.half;
+      const float xa = to_float(x[a]), xb = to_float(x[b]);
+      x[a] = from_float<T>(sum(product(xa, cos), negative(product(xb, sin))).high);
+      x[b] = from_float<T>(sum(product(xa, sin), product(xb, cos)).high);
+    }
   }
 }
 
@@ -196,10 +200,7 @@ __global__ void __launch_bounds__(kThreads, 4) write_kv_kernel(KvWriteArgs args,
     T* k = row + static_cast<long long>(args.num_heads + head) * dim;
     const T* v = k + static_cast<long long>(args.num_kv_heads) * dim;
     if (args.rope.fine != nullptr) {
-      for (int h = head * group; h < (head + 1) * group; ++h) {
-        rotate(args.rope, item.position + i, row + static_cast<long long>(h) * dim, lane);
-      }
-      rotate(args.rope, item.position + i, k, lane);
+      rotate(args.rope, item.position + i, row + static_cast<long long>(head * group) * dim, group, k, lane);
       __syncwarp();
     }
     const int slot = first_slot + i;

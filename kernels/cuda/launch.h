@@ -1,7 +1,6 @@
 // How kernels of this folder are written so that nvcc and the CPU emulation (tests/cuda_emu) compile the same source.
 //
-// - Launch with bam::cuda::launch(kernel, grid, block, shared_bytes, queue, args...); never with <<<>>>. It returns
-// the
+// - Launch with bam::cuda::launch(kernel, grid, block, shared_bytes, queue, args...); never with <<<>>>. It returns the
 //   launch's cudaError_t. Arguments are converted to the kernel's parameter types, which must be trivially copyable.
 // - A kernel that wants more than 48 KiB of dynamic shared memory is announced once with
 //   bam::cuda::allow_shared(kernel, bytes) per device.
@@ -14,8 +13,7 @@
 //   cuda_bf16.h.
 // - Blocks have a multiple of 32 threads when they use warp operations, and masks name living lanes only.
 // - Write kPoison-safe code: shared and device memory start as 0xff bytes (NaN) in the emulation. cp.async data are
-// there
-//   after cp_async_wait, not before.
+//   there after cp_async_wait, not before.
 // - Host code: cudaMemcpyAsync from pinned memory reads the source when the stream gets there; the emulation runs a
 //   stream's work only when something waits for it. Device memory must not be touched by the host.
 // - BAM_DEVICE_ARCH is __CUDA_ARCH__ inside device code, 800 or what the emulation pretends at most, 0 in host passes.

@@ -92,16 +92,19 @@ void Uploads::copy(void* to, const void* from, size_t bytes, cudaStream_t stream
   const auto* source = static_cast<const std::byte*>(from);
   for (size_t done = 0; done < bytes;) {
     const size_t part = std::min(bytes - done, kHalfBytes);
-    Half& half = halves_[next_];
-    next_ = 1 - next_;
-    if (half.busy) BAM_CUDA(cudaEventSynchronize(half.done.get()));
-    half.busy = false;
-    if (half.memory.size() < part) half.memory = PinnedMemory(part);
-    std::memcpy(half.memory.as<std::byte>(), source + done, part);
-    BAM_CUDA(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, half.memory.as<std::byte>(), part,
-                             cudaMemcpyHostToDevice, stream));
+    if (halves_[current_].used + part > halves_[current_].memory.size()) {
+      Half& next = halves_[1 - current_];
+      if (next.used > 0) BAM_CUDA(cudaEventSynchronize(next.done.get()));
+      next.used = 0;
+      if (next.memory.size() < part) next.memory = PinnedMemory(std::max(part, kLeastBytes));
+      current_ = 1 - current_;
+    }
+    Half& half = halves_[current_];
+    std::byte* const staged = half.memory.as<std::byte>() + half.used;
+    std::memcpy(staged, source + done, part);
+    half.used += round_up(part, kAlignment);
+    BAM_CUDA(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, staged, part, cudaMemcpyHostToDevice, stream));
     BAM_CUDA(cudaEventRecord(half.done.get(), stream));
-    half.busy = true;
     done += part;
   }
 }

@@ -98,22 +98,23 @@ class Event {
 };
 
 // Ordinary host memory to the device in stream order, through two halves of pinned memory: the source may go when
-// copy() returns. A pageable copy would be read at a time of the driver's choice.
+// copy() returns. A pageable copy would be read at a time of the driver's choice. Small copies share a half; the host waits
+// when it comes back to one whose copies still run.
 class Uploads {
  public:
   void copy(void* to, const void* from, size_t bytes, cudaStream_t stream);
   // The stream has been waited for.
-  void reset() { halves_[0].busy = halves_[1].busy = false; }
+  void reset() { halves_[0].used = halves_[1].used = 0; }
 
  private:
-  static constexpr size_t kHalfBytes = size_t{4} << 20;
+  static constexpr size_t kHalfBytes = size_t{4} << 20, kLeastBytes = size_t{64} << 10;
   struct Half {
     PinnedMemory memory;
-    Event done;
-    bool busy = false;
+    Event done;       // of its last copy
+    size_t used = 0;  // since it was waited for
   };
   Half halves_[2];
-  size_t next_ = 0;
+  size_t current_ = 0;
 };
 
 // Small inputs of kernels on their way to the device: written to pinned memory, copied in stream order, forgotten at

@@ -66,6 +66,15 @@ __device__ __forceinline__ __half2 halves_of(uint32_t bits) {
   return pair;
 }
 
+// A number as the sum of two floats, of which the second is below the rounding of the first: 48 bits.
+struct FloatPair {
+  float high, low;
+};
+inline FloatPair float_pair(double value) {
+  const auto high = static_cast<float>(value);
+  return {high, static_cast<float>(value - static_cast<double>(high))};
+}
+
 // Two neighbours of a fragment in one register, the first in the low half.
 template <typename T>
 __device__ __forceinline__ uint32_t pack2(float first, float second);
@@ -81,8 +90,46 @@ __device__ __forceinline__ uint32_t pack2<__nv_bfloat16>(float first, float seco
   return bits;
 }
 
-// Host files include this header, too, and their compiler knows no warps.
+// Host files include this header, too, and their compiler knows no warps and no intrinsics.
 #if defined(__CUDACC__) || defined(BAM_CUDA_EMU)
+
+__device__ __forceinline__ FloatPair product(float x, FloatPair y) {
+  const float high = x * y.high;
+  return {high, fmaf(x, y.low, fmaf(x, y.high, -high))};
+}
+__device__ __forceinline__ FloatPair product(FloatPair x, FloatPair y) {
+  const FloatPair main = product(x.high, y);
+  return {main.high, fmaf(x.low, y.high, main.low)};
+}
+// The rounding of a sum of floats is a float itself.
+__device__ __forceinline__ FloatPair sum(FloatPair x, FloatPair y) {
+  const float high = x.high + y.high, of_y = high - x.high;
+  const float low = (x.high - (high - of_y)) + (y.high - of_y) + (x.low + y.low);
+  const float total = high + low;
+  return {total, low - (total - high)};
+}
+__device__ __forceinline__ FloatPair negative(FloatPair x) { return {-x.high, -x.low}; }
+
+// factor * units rounded to 53 bits as a product of doubles is, then to an integer. The factor is the bits of a double of
+// 0 to 1, units are below 2^53.
+__device__ __forceinline__ unsigned long long share_of(unsigned long long factor, unsigned long long units, bool up) {
+  const auto exponent = static_cast<int>(factor >> 52);
+  if (exponent == 0) return 0;  // 0: neither a uniform number nor a float is a subnormal double
+  const unsigned long long mantissa = (factor & ((1ull << 52) - 1)) | 1ull << 52;
+  const unsigned long long high = __umul64hi(mantissa, units), low = mantissa * units;
+  const int bits = high != 0 ? 128 - __clzll(static_cast<long long>(high)) : 64 - __clzll(static_cast<long long>(low));
+  const int dropped = bits > 53 ? bits - 53 : 0;  // at most 53
+  unsigned long long kept = low;
+  if (dropped > 0) {
+    kept = high << (64 - dropped) | low >> dropped;
+    const unsigned long long rest = low & ((1ull << dropped) - 1), half = 1ull << (dropped - 1);
+    if (rest > half || (rest == half && (kept & 1) != 0)) ++kept;
+  }
+  const int shift = 1075 - exponent - dropped;  // not negative: the product is at most `units`
+  if (shift > 63) return up && kept != 0 ? 1 : 0;
+  const unsigned long long whole = kept >> shift;
+  return whole + (up && whole << shift != kept ? 1 : 0);
+}
 
 __device__ __forceinline__ float warp_sum(float value) {
   for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);

@@ -232,5 +232,44 @@ TEST(KvWrite, PagesAreThoseOfTheCpu) {
   }
 }
 
+// Sums of two floats on the device, doubles on the CPU: the same bits, also where positions are large.
+TEST(KvWrite, RotatesAsTheCpuDoes) {
+  for (const RopeStyle style : {RopeStyle::kInterleaved, RopeStyle::kRotateHalf}) {
+    for (const int64_t start : {int64_t{0}, int64_t{1000}, int64_t{62'500} * 64, kMaxPositions - 64}) {
+      Case test{.encoding = PositionEncoding::kRope, .operand = DType::kF32, .kv = DType::kF32, .head_dim = 70};
+      AttentionSpec spec = make_spec(test);
+      spec.rope_style = style;
+      const int64_t count = 20, width = int64_t{test.heads + 2 * test.kv_heads} * test.head_dim;
+      const auto qkv = cuda_test::random_floats(static_cast<size_t>(count * width), 9);
+      const int64_t pages = start / 64 + 1;
+      std::vector<int32_t> table(static_cast<size_t>(pages * test.kv_heads), kNoPage);
+      for (int h = 0; h < test.kv_heads; ++h) table[static_cast<size_t>((h + 1) * pages - 1)] = h;
+      const SequenceRows seq{table.data(), pages, 0, count, start};
+      std::vector<float> rotated[2] = {qkv, qkv};
+      const auto cuda = make_cuda(DType::kF32);
+      const auto cpu = make_cpu_backend({.num_threads = 1});
+      for (Backend* backend : {cuda.get(), cpu.get()}) {
+        const auto layer = backend->make_attention(spec);
+        KvCacheView view;
+        view.layout = make_kv_layout(test.kv, test.head_dim, 64);
+        view.num_pages = test.kv_heads;
+        const auto memory = backend->allocate(static_cast<size_t>(view.num_pages) * view.layout.page_bytes());
+        view.base = static_cast<std::byte*>(memory->data());
+        if (backend == cpu.get()) {
+          backend->write_kv(*layer, view, {&seq, 1}, {rotated[1].data(), count, width});
+        } else {
+          const auto operands = cuda_test::to_device(*backend, qkv, DType::kF32);
+          backend->write_kv(*layer, view, {&seq, 1}, backend->operand_rows(*operands, count, width));
+          rotated[0] = cuda_test::operands(*backend, *operands, qkv.size());
+        }
+      }
+      EXPECT_NE(rotated[1], qkv);
+      size_t different = 0;
+      for (size_t i = 0; i < qkv.size(); ++i) different += static_cast<size_t>(rotated[0][i] != rotated[1][i]);
+      EXPECT_EQ(different, 0u) << "of " << qkv.size() << " from position " << start;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace bam

@@ -120,5 +120,34 @@ TEST(CublasGemm, AModelGivesTheTokensOfTheCpu) {
   EXPECT_LT(cuda_test::worst(got, widened(expected)), 2e-3 * size) << "f16 keys and values on the CPU";
 }
 
+// Also products of the library are part of a step's graph: nothing is captured anew while decoding.
+TEST(CublasGemm, DecodingIsOneGraphThatIsThere) {
+  const reference::TestCheckpoint checkpoint(reference::all_variants().front().spec);
+  for (const DType weights : {DType::kF16, DType::kI8}) {
+    reference::HarnessOptions options;
+    options.kv_dtype = DType::kF16;
+    options.weight_dtype = weights;
+    options.max_tokens = 64;
+    options.backend = with_gemm(DType::kF16, "cublas");
+    reference::ModelHarness device(checkpoint, options);
+    const auto tokens = reference::random_tokens(40, checkpoint.config().vocab_size);
+    device.step({{0, {tokens.begin(), tokens.begin() + 20}, 0}}, {});
+    const auto decode = [&](int64_t position) {
+      device.step({{0, {tokens[static_cast<size_t>(position)]}, position}}, {0});
+    };
+    decode(20);
+    decode(21);
+    for (int64_t position = 22; position < 40; ++position) {
+      const cuda_emu::Statistics before = cuda_emu::statistics();
+      decode(position);
+      const cuda_emu::Statistics after = cuda_emu::statistics();
+      ASSERT_EQ(after.graph_launches - before.graph_launches, 1u) << "position " << position;
+      ASSERT_EQ(after.captures, before.captures) << "position " << position;
+      ASSERT_EQ(after.graph_instantiations, before.graph_instantiations);
+      ASSERT_EQ(after.copies - before.copies, 1u);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace bam

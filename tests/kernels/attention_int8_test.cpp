@@ -190,6 +190,30 @@ TEST_P(Int8Attention, AsNearToDoubleArithmeticAsItsRoundingsSay) {
   EXPECT_LT(std::sqrt(error / typical), 0.01) << "and in practice far less than allowed";
 }
 
+// What a reach hides has next to no weight, and the bytes of what is seen are cut in the same way with and without it.
+TEST_P(Int8Attention, ReachChangesNoByteOfWhatIsSeen) {
+  AttentionSpec spec = make_spec(GetParam());
+  const int64_t n = 1030, queries = 200;  // the reach ends in the row's own tile or in the one before it
+  auto qkv = make_qkv(n, 27);
+  for (int64_t i = 0; i < n; i += 20) {  // now and then a larger value, which sets the step of its tile
+    for (int d = (kHeads + kKvHeads) * kDim; d < kWidth; ++d) qkv[static_cast<size_t>(i * kWidth + d)] *= 5;
+  }
+  for (const DType dtype : {DType::kI8, DType::kI4}) {
+    const auto dense = run_int8("auto", 2, spec, qkv, n, queries, queries, dtype, false);
+    spec.reach = {24, -1, -1, -1};
+    const auto certified = run_int8("auto", 2, spec, qkv, n, queries, queries, dtype, true);
+    spec.reach.clear();
+    ASSERT_LE(certified.counters[0].left_out, 0x1p-20f);
+    EXPECT_LT(certified.counters[0].visited, dense.counters[0].visited);
+    for (int64_t r = 0; r < queries; ++r) {
+      for (int d = 0; d < kDim; ++d) {
+        const auto at = static_cast<size_t>(r * kHeads * kDim + d);
+        ASSERT_NEAR(certified.out[at], dense.out[at], 1e-4) << dtype_name(dtype) << " row " << r;
+      }
+    }
+  }
+}
+
 TEST_P(Int8Attention, CloseToFloat32OverTheSamePages) {
   const AttentionSpec spec = make_spec(GetParam());
   const int64_t n = 3000, queries = 64;
@@ -268,7 +292,7 @@ TEST(Int8AttentionRows, IsAnArithmeticOfItsOwn) {
   const auto floats = make_cpu_backend({.num_threads = 1}),
              integers = make_cpu_backend({.num_threads = 1, .attention_math = "int8"});
   EXPECT_NE(floats->numerics(), integers->numerics());
-  EXPECT_GT(integers->rounding_margin(64), floats->rounding_margin(64));
+  EXPECT_GT(integers->rounding(64).queries, floats->rounding(64).queries);
   EXPECT_THROW(make_cpu_backend({.num_threads = 1, .attention_math = "int4"}), UsageError);
 }
 

@@ -5,7 +5,7 @@
     archive.py --make      compiles the kernels for sm_80 and replaces it
     archive.py --unpack DIR
 
-It holds one .ptx per kernels/cuda/*.cu and SOURCES, a hash of everything that they include.
+It holds one .ptx per kernels/cuda/*.cu and SOURCES, a hash of everything that they include but comments and blanks.
 """
 import argparse
 import hashlib
@@ -40,10 +40,16 @@ def included_files():
     return sorted(found)
 
 
+def code_of(text):
+    """Without what makes no code: comments, blank lines and ends of lines."""
+    text = re.sub(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', lambda match: match[0] if match[0][0] == '"' else " ", text, flags=re.DOTALL)
+    return "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
+
+
 def source_hash():
     digest = hashlib.sha256(" ".join(NVCC_FLAGS).encode())
     for path in included_files():
-        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(f"{path.relative_to(ROOT).as_posix()}\0{code_of(path.read_text())}\0".encode())
     return digest.hexdigest()
 
 

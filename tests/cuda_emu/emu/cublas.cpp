@@ -11,6 +11,7 @@
 
 struct cublasContext {
   cudaStream_t stream = nullptr;
+  bool own_workspace = false;
 };
 struct cublasLtContext {};
 struct cublasLtMatmulDescOpaque_t {
@@ -82,9 +83,13 @@ cublasStatus_t cublasCreate(cublasHandle_t* handle) { return create(handle); }
 cublasStatus_t cublasDestroy(cublasHandle_t handle) { return destroy(handle); }
 cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream) {
   handle->stream = stream;
+  handle->own_workspace = false;  // back to the library's pool, says its manual
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasSetWorkspace(cublasHandle_t, void*, size_t) { return CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasSetWorkspace(cublasHandle_t handle, void* workspace, size_t bytes) {
+  handle->own_workspace = workspace != nullptr && bytes > 0;
+  return CUBLAS_STATUS_SUCCESS;
+}
 cublasStatus_t cublasSetMathMode(cublasHandle_t, cublasMath_t) { return CUBLAS_STATUS_SUCCESS; }
 
 cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transa, cublasOperation_t transb, int m, int n,
@@ -101,7 +106,7 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transa, cub
                             cuda_emu::read_scale(alpha, compute),
                             cuda_emu::read_scale(beta, compute)};
   const cublasStatus_t status = cuda_emu::check_gemm(gemm, compute);
-  if (status == CUBLAS_STATUS_SUCCESS) cuda_emu::enqueue_gemm(gemm, handle->stream);
+  if (status == CUBLAS_STATUS_SUCCESS) cuda_emu::enqueue_gemm(gemm, handle->stream, handle->own_workspace);
   return status;
 }
 

@@ -108,10 +108,12 @@ cublasStatus_t check_gemm(const Gemm& g, cublasComputeType_t compute) {
   return types ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-void enqueue_gemm(const Gemm& g, cudaStream_t handle) {
+void enqueue_gemm(const Gemm& g, cudaStream_t handle, bool own_workspace) {
   const std::lock_guard lock(api_mutex());
   CUstream_st* stream = resolve(handle);
   if (stream == nullptr) throw Fault("a matrix product on a stream that does not exist");
+  if (stream->capture != nullptr && !own_workspace)
+    throw Fault("a matrix product is captured that would use the library's own memory");
   require_device(g.a.data, g.a.type, g.a.rows, g.a.cols, g.a.ld, "a");
   require_device(g.b.data, g.b.type, g.b.rows, g.b.cols, g.b.ld, "b");
   require_device(g.d, g.d_type, g.c.rows, g.c.cols, g.d_ld, "the result");

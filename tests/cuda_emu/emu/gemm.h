@@ -27,7 +27,7 @@ struct Gemm {
 cublasStatus_t check_gemm(const Gemm& gemm, cublasComputeType_t compute);
 // d = alpha * a * b + beta * c, summed in double (exact for int8). Queued on the stream; faults if a matrix does not
 // lie in device memory.
-void enqueue_gemm(const Gemm& gemm, cudaStream_t stream);
+void enqueue_gemm(const Gemm& gemm, cudaStream_t stream, bool own_workspace = true);
 // alpha and beta have the type of the accumulator.
 double read_scale(const void* scale, cublasComputeType_t compute);
 

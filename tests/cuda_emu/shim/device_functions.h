@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <numbers>
 #include <source_location>
 #include <type_traits>
 
@@ -294,6 +295,8 @@ inline float __fdiv_rn(float x, float y) { return x / y; }
 inline float __fmaf_rn(float x, float y, float z) { return std::fma(x, y, z); }
 inline double __dadd_rn(double x, double y) { return x + y; }
 inline double __dmul_rn(double x, double y) { return x * y; }
+inline float sinpif(float x) { return static_cast<float>(std::sin(std::numbers::pi * static_cast<double>(x))); }
+inline float cospif(float x) { return static_cast<float>(std::cos(std::numbers::pi * static_cast<double>(x))); }
 inline float __saturatef(float x) { return x > 0.0f ? std::min(x, 1.0f) : 0.0f; }
 inline float rsqrtf(float x) { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(x))); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
