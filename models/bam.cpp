@@ -140,8 +140,9 @@ void BamModel::build_layer(const LayerWeights& weights, int index) {
 
 void BamModel::prove_reach(AttentionSpec& spec, const LayerWeights& weights, int index) {
   const std::vector<HeadReport> reports =
-      report_heads(config_, weights, spec, options_.weight_dtype, options_.attention.epsilon,
-                   backend_.rounding_margin(static_cast<int>(config_.head_dim)));
+      report_heads(config_, weights, spec,
+                   {options_.weight_dtype, options_.kv_dtype, backend_.rounding(static_cast<int>(config_.head_dim))},
+                   options_.attention.epsilon);
   spec.reach.assign(static_cast<size_t>(config_.num_heads), -1);
   if ((options_.attention.certified && options_.use_reach) || spec.window >= 0) {
     for (size_t h = 0; h < reports.size(); ++h) spec.reach[h] = reports[h].reach;
@@ -268,6 +269,20 @@ void BamModel::read_hidden(int64_t rows, float* hidden) {
   }
 }
 
+void BamModel::run_head(const ForwardInput& input, ConstOperandRows normed, FloatRows logits) {
+  if (input.hidden == nullptr || !backend_.in_host_memory()) return backend_.linear_logits(*output_, normed, logits);
+  const auto* operands = static_cast<const std::byte*>(normed.data);
+  for (size_t i = 0; i < input.head_rows.size();) {
+    size_t end = i + 1;  // of a run of neighbours
+    while (end < input.head_rows.size() && input.head_rows[end] == input.head_rows[end - 1] + 1) ++end;
+    const int64_t first = input.head_rows[i], count = static_cast<int64_t>(end - i);
+    const auto skipped = static_cast<size_t>(first * normed.width) * backend_.operand_bytes();
+    backend_.linear_logits(*output_, {operands + skipped, count, normed.width},
+                           {logits.data + first * logits.width, count, logits.width});
+    i = end;
+  }
+}
+
 void BamModel::forward(const ForwardInput& input, const KvCacheView& kv, std::span<float> logits) {
   const auto rows = static_cast<int64_t>(input.tokens.size());
   const auto logit_rows = static_cast<int64_t>(input.logit_rows.size());
@@ -296,7 +311,7 @@ void BamModel::forward(const ForwardInput& input, const KvCacheView& kv, std::sp
   const FloatRows device_logits = backend_.in_host_memory()
                                       ? FloatRows{logits.data(), logit_rows, config_.vocab_size}
                                       : backend_.float_rows(*scratch_->logits, logit_rows, config_.vocab_size);
-  backend_.linear_logits(*output_, normed, device_logits);
+  run_head(input, normed, device_logits);
   if (input.draw != nullptr) {
     backend_.draw_tokens(device_logits, input.draw->batch, input.draw->tokens, input.draw->host_rows, logits);
   } else {

@@ -26,9 +26,10 @@ struct ModelOptions {
   int64_t max_rows = 512;            // rows of one forward call; sizes the scratch memory
   int64_t max_logit_rows = 64;
   AttentionOptions attention;
-  bool use_reach = true;     // static per-head reach (certified attention only)
-  bool check_finite = true;  // refuse weights with NaN or infinity
-  StageRange stage;          // of the weights, only these layers and ends are read
+  DType kv_dtype = DType::kF16;  // of the pages: reach is proved for keys as they store them
+  bool use_reach = true;         // static per-head reach (certified attention only)
+  bool check_finite = true;      // refuse weights with NaN or infinity
+  StageRange stage;              // of the weights, only these layers and ends are read
 };
 
 // Tokens that the device draws; only for backends that support it.
@@ -47,6 +48,8 @@ struct ForwardInput {
   const float* residual_in = nullptr;  // from the stage before; the first one embeds
   float* residual_out = nullptr;       // for the next stage; the last one has logits
   float* hidden = nullptr;             // last stage: [logit_rows, hidden] behind the final norm, if wanted
+  // With hidden: those of the logit rows, ascending, whose logits are wanted after all; others may stay undefined.
+  std::span<const int32_t> head_rows;
 };
 
 // Decoder weights in a backend's format plus scratch memory for one step. Not thread-safe: one step at a time.
@@ -99,6 +102,8 @@ class BamModel {
   // The selected rows behind the final norm, in full precision whatever operands the device has.
   void read_hidden(int64_t rows, float* hidden);
   void feed_forward(Layer& layer, FloatRows x);
+  // logits = output head of these rows; with hidden of head_rows only, where the device lets us choose.
+  void run_head(const ForwardInput& input, ConstOperandRows normed, FloatRows logits);
   std::span<AttentionCounters> layer_counters(const Layer& layer);
   // The residual stream of the step's rows, at the start of this stage.
   void begin_rows(const ForwardInput& input);

@@ -63,10 +63,10 @@ AttentionSpec attention_spec(const ModelConfig& config, const LayerWeights& weig
 }
 
 std::vector<HeadReport> report_heads(const ModelConfig& config, const LayerWeights& weights, const AttentionSpec& spec,
-                                     DType weight_dtype, double epsilon, double rounding_margin) {
+                                     const HeadNumerics& numerics, double epsilon) {
   const std::vector<float> norm = weights.attention_norm.to_f32(), wq = weights.wq.to_f32(), wk = weights.wk.to_f32();
   // Codes change a matrix more than a margin would cover: the bound is of the weights that will be used.
-  const bool to_int4 = weight_dtype == DType::kI4, to_int8 = weight_dtype == DType::kI8;
+  const bool to_int4 = numerics.weights == DType::kI4, to_int8 = numerics.weights == DType::kI8;
   const int64_t block = config.head_dim * config.hidden_size;
   const int64_t group = config.num_heads / config.num_kv_heads;
   const auto rows_of = [&](const WeightView& view, const std::vector<float>& matrix, int64_t head) {
@@ -80,9 +80,11 @@ std::vector<HeadReport> report_heads(const ModelConfig& config, const LayerWeigh
     }
     return rows;
   };
-  // 16- and 32-bit activations and keys carry rounding, too; 1 % is far more than both.
-  const double margin = 1.01 * rounding_margin;
-  const auto bound = to_int4 || to_int8 ? rounded_logit_bound : logit_bound;
+  const LogitRounding rounding = {.coded_activations = to_int4 || to_int8,
+                                  .activations = numerics.arithmetic.activations,
+                                  .queries = numerics.arithmetic.queries,
+                                  .keys = key_rounding(numerics.keys, config.head_dim)};
+  constexpr double kMargin = 1.01;  // float32 sums and 16-bit weights
   std::vector<HeadReport> reports(static_cast<size_t>(config.num_heads));
   ThreadPool pool(static_cast<int>(std::min<int64_t>(available_cores(), config.num_heads)));
   pool.parallel_for(config.num_heads, [&](int64_t h, int) {
@@ -96,8 +98,9 @@ std::vector<HeadReport> report_heads(const ModelConfig& config, const LayerWeigh
       report.theta_mu = prior.theta_mu;
     }
     report.seq_scale = spec.seq_scale_of(static_cast<int>(h));
-    report.logit_bound = margin * bound(rows_of(weights.wq, wq, h), rows_of(weights.wk, wk, h / group), norm,
-                                        config.head_dim, config.hidden_size, spec.rotates());
+    report.logit_bound =
+        kMargin * computed_logit_bound(rows_of(weights.wq, wq, h), rows_of(weights.wk, wk, h / group), norm,
+                                       config.head_dim, config.hidden_size, spec.rotates(), rounding);
     report.reach = static_reach(spec, static_cast<int>(h), report.logit_bound, epsilon, kMaxPositions);
   });
   return reports;

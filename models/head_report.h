@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/dtype.h"
+#include "kernels/rounding.h"
 #include "models/model_config.h"
 #include "models/weights.h"
 
@@ -25,10 +26,15 @@ struct HeadReport {
 // The static description of attention in one layer, without reach.
 AttentionSpec attention_spec(const ModelConfig& config, const LayerWeights& weights, int layer);
 
-// Computes the bounds of all heads of a layer, on all cores. The weights will be held as `weight_dtype` and multiplied
-// with Backend::rounding_margin().
+// What the numbers behind a head's logits go through.
+struct HeadNumerics {
+  DType weights = DType::kF32, keys = DType::kF16;  // as they are held, as pages store them
+  ArithmeticRounding arithmetic;                    // Backend::rounding()
+};
+
+// Computes the bounds of all heads of a layer, on all cores.
 std::vector<HeadReport> report_heads(const ModelConfig& config, const LayerWeights& weights, const AttentionSpec& spec,
-                                     DType weight_dtype, double epsilon, double rounding_margin = 1.0);
+                                     const HeadNumerics& numerics, double epsilon);
 
 // [kv_heads] how far back a layer's pages of each KV head are needed by any of its query heads; -1: forever.
 std::vector<int64_t> page_reach(const ModelConfig& config, std::span<const HeadReport> layer_heads);

@@ -13,9 +13,9 @@ struct Field {
 };
 
 // Walks over the fields of a message; stops at its end or at the first malformed byte.
-class FieldReader {
+class WireReader {
  public:
-  explicit FieldReader(std::string_view message) : rest_(message) {}
+  explicit WireReader(std::string_view message) : rest_(message) {}
 
   bool next(Field& field) {
     if (rest_.empty()) return false;
@@ -67,7 +67,7 @@ class FieldReader {
 // Calls `handle(field)` for every field; false when the message is malformed.
 template <typename Handler>
 bool for_each_field(std::string_view message, Handler handle) {
-  FieldReader reader(message);
+  WireReader reader(message);
   Field field;
   while (reader.next(field)) handle(field);
   return !reader.malformed();

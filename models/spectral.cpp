@@ -114,6 +114,36 @@ double rounded_logit_bound(const std::vector<float>& wq, const std::vector<float
   return std::min(exact + (2 * error + error * error) * even, growth * even);
 }
 
+double key_rounding(DType pages, int64_t head_dim) {
+  const auto d = static_cast<double>(head_dim);
+  constexpr double kF16Scale = 1 + 0x1p-10;  // scales are float16: rounded, and up where the largest would not fit
+  switch (pages) {
+    case DType::kF32: return 0;
+    case DType::kF16: return 0x1p-11;
+    case DType::kI8: {
+      // As in rounded_logit_bound(), but the largest number need not be a code: half a step is 1/254 of it.
+      const double half = kF16Scale / 254;
+      return std::sqrt(d * half * half / (1 + (d - 1) * half * half));
+    }
+    case DType::kI4:
+      // Half a step is a thirtieth of highest - lowest, and the key at least as long as those two numbers. Rounding minimum
+      // and scale moves the ends of the range by less than three times the larger one's last place.
+      return std::sqrt(d) * (std::sqrt(2.0) / 30 * kF16Scale + 3 * 0x1p-11);
+    case DType::kFp8: return 0x1p-4 + std::sqrt(d) * 0x1p-18;  // three bits and, near zero, steps of 2^-9 of 448
+    default: return 0x1p-8;                                    // bf16
+  }
+}
+
+double computed_logit_bound(const std::vector<float>& wq, const std::vector<float>& wk, const std::vector<float>& norm,
+                            int64_t head_dim, int64_t hidden, bool rotated, const LogitRounding& rounding) {
+  const auto bound = rounding.coded_activations ? rounded_logit_bound : logit_bound;
+  const double before = bound(wq, wk, norm, head_dim, hidden, rotated);
+  const double each = rounding.coded_activations ? 1 : 1 + rounding.activations;
+  const double share = each * each * (1 + rounding.queries) * (1 + rounding.keys) - 1;
+  if (share == 0) return before;
+  return before + share * (rotated ? before : bound(wq, wk, norm, head_dim, hidden, true));
+}
+
 int64_t static_reach(const AttentionSpec& spec, int head, double bound, double epsilon, int64_t max_positions) {
   if (spec.window >= 0) return spec.window;
   const HeadBias& bias = spec.bias_of(head);

@@ -143,7 +143,7 @@ std::vector<StageShare> stage_shares(const ModelConfig& config, std::span<const 
 }
 
 std::vector<StageRange> split_checkpoint(const ModelConfig& config, const CheckpointWeights& weights,
-                                         const ModelOptions& options, double rounding_margin, int stages) {
+                                         const ModelOptions& options, const Backend& backend, int stages) {
   if (stages < 1 || stages > config.num_layers) {
     throw UsageError("--stages: {} stages need as many layers, the model has {}", stages, config.num_layers);
   }
@@ -152,7 +152,9 @@ std::vector<StageRange> split_checkpoint(const ModelConfig& config, const Checkp
     const LayerWeights& layer = weights.layers[static_cast<size_t>(l)];
     const AttentionSpec spec = attention_spec(config, layer, static_cast<int>(l));
     std::vector<HeadReport> reports =
-        report_heads(config, layer, spec, options.weight_dtype, options.attention.epsilon, rounding_margin);
+        report_heads(config, layer, spec,
+                     {options.weight_dtype, options.kv_dtype, backend.rounding(static_cast<int>(config.head_dim))},
+                     options.attention.epsilon);
     const bool bounded = (options.attention.certified && options.use_reach) || spec.window >= 0;
     for (HeadReport& head : reports) {
       if (!bounded) head.reach = -1;

@@ -46,6 +46,6 @@ std::vector<StageShare> stage_shares(const ModelConfig& config, std::span<const 
 
 // Reads the projections of all layers once, as building the whole model would. `options` as for the model.
 std::vector<StageRange> split_checkpoint(const ModelConfig& config, const CheckpointWeights& weights,
-                                         const ModelOptions& options, double rounding_margin, int stages);
+                                         const ModelOptions& options, const Backend& backend, int stages);
 
 }  // namespace bam

@@ -19,7 +19,7 @@
 namespace bam {
 namespace {
 
-constexpr std::string_view kSpaceSymbol = "\xe2\x96\x81";  // U+2581, sentencepiece's space
+constexpr std::string_view kSpacePiece = "\xe2\x96\x81";  // U+2581, sentencepiece's space
 // Parts up to this length are remembered within one encode call; words repeat, longer strings hardly do.
 constexpr size_t kMaxCachedPart = 32;
 // Below this a text is encoded in one go.
@@ -66,9 +66,9 @@ class SpecialMatcher {
 // A piece's text with sentencepiece's space signs as spaces.
 std::string with_plain_spaces(std::string_view piece) {
   std::string text;
-  for (size_t sign; (sign = piece.find(kSpaceSymbol)) != std::string_view::npos;) {
+  for (size_t sign; (sign = piece.find(kSpacePiece)) != std::string_view::npos;) {
     text.append(piece.substr(0, sign)).push_back(' ');
-    piece.remove_prefix(sign + kSpaceSymbol.size());
+    piece.remove_prefix(sign + kSpacePiece.size());
   }
   return text.append(piece);
 }
@@ -160,7 +160,7 @@ void Tokenizer::Impl::load_vocabulary(const SentencePieceModel& model) {
     bytes.push_back(std::move(text));
     special.push_back(control);
     byte_piece.push_back(is_byte);
-    leading_space.push_back(!control && !is_byte && !unknown && piece.starts_with(kSpaceSymbol));
+    leading_space.push_back(!control && !is_byte && !unknown && piece.starts_with(kSpacePiece));
     const auto type = model.pieces[static_cast<size_t>(id)].type;
     if (control || unknown || type == SentencePieceModel::PieceType::kUserDefined) specials.add(piece, id);
   }

@@ -10,8 +10,8 @@
 //                       of such values the root mean square difference is sqrt(12 f) of D's: at most a fifth for f =
 //                       0.3 %. Single logits may come near D: max |D| / 2 + 2e-4. A scale that is one half-precision
 //                       step off already costs a third of D's root mean square and fails.
-#include "models/bam.h"
 #include "models/attention_probe.h"
+#include "models/bam.h"
 
 #include <gtest/gtest.h>
 

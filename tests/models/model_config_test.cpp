@@ -175,7 +175,8 @@ TEST(ModelConfig, BadValuesAreNamed) {
       {"model_type", absent, "'model_type' is missing"},
       {"position_encoding", absent, "'position_encoding' is missing"},
       {"position_encoding", "bam_ssmax",
-       "must be one of \"bam\", \"alibi\", \"nope\", \"rope\", \"rope_local\", \"sinusoidal\", \"t5\", got \"bam_ssmax\""},
+       "must be one of \"bam\", \"alibi\", \"nope\", \"rope\", \"rope_local\", \"sinusoidal\", \"t5\", got "
+       "\"bam_ssmax\""},
       {"position_encoding", 3, "must be one of"},
       {"position_encoding", "rope_local", "'sliding_window' is missing: position_encoding \"rope_local\" needs it"},
       {"ssmax", "yes", "'ssmax' must be true or false"},

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 
@@ -80,6 +81,105 @@ TEST(Spectral, RoundedActivationsStayBelowTheirBound) {
         EXPECT_GT(logit, 0.95 * bound) << "it is nearly reached";
       }
     }
+  }
+}
+
+// A key as a page gives it back.
+std::vector<double> stored_key(DType dtype, const std::vector<float>& key) {
+  const auto dim = static_cast<int>(key.size());
+  const auto backend = make_cpu_backend({.num_threads = 1});
+  AttentionSpec spec;
+  spec.num_heads = spec.num_kv_heads = 1;
+  spec.head_dim = dim;
+  const auto layer = backend->make_attention(spec);
+  KvCacheView view{.num_pages = 1, .layout = make_kv_layout(dtype, dim, kTileKeys)};
+  const auto memory = backend->allocate(view.layout.page_bytes());
+  view.base = static_cast<std::byte*>(memory->data());
+  const int32_t table[] = {0};
+  const SequenceRows row{table, 1, 0, 1, 0};
+  std::vector<float> qkv(3 * key.size());
+  std::ranges::copy(key, qkv.begin() + dim);
+  backend->write_kv(*layer, view, {&row, 1}, {qkv.data(), 1, 3 * dim});
+  const auto* scales = reinterpret_cast<const uint16_t*>(view.base + view.layout.k_scale_offset);
+  const std::byte* codes = view.base + view.layout.k_offset;
+  std::vector<double> result;
+  for (int d = 0; d < dim; ++d) {  // slot 0 is the first of its sixteen
+    if (dtype == DType::kF16) {
+      result.push_back(f16_to_f32(reinterpret_cast<const uint16_t*>(codes)[d * kPanelKeys]));
+    } else if (dtype == DType::kI8) {
+      result.push_back(f16_to_f32(scales[0]) * static_cast<int8_t>(codes[d * kPanelKeys]));
+    } else {
+      const int code = static_cast<int>(codes[d * kPanelKeys / 2]) & 15;
+      result.push_back(f16_to_f32(scales[kTileKeys]) + double{f16_to_f32(scales[0])} * code);
+    }
+  }
+  return result;
+}
+
+double moved(DType dtype, const std::vector<float>& key) {
+  const std::vector<double> stored = stored_key(dtype, key);
+  double error = 0, norm = 0;
+  for (size_t d = 0; d < key.size(); ++d) {
+    error += (stored[d] - key[d]) * (stored[d] - key[d]);
+    norm += double{key[d]} * key[d];
+  }
+  return std::sqrt(error / norm);
+}
+
+TEST(Spectral, NoKeyMovesFurtherThanItsPagesAllow) {
+  for (const size_t dim : {size_t{32}, size_t{64}, size_t{128}}) {
+    const auto d = static_cast<int64_t>(dim);
+    for (const DType dtype : {DType::kF16, DType::kI8, DType::kI4}) {
+      for (uint32_t seed = 0; seed < 50; ++seed) {
+        std::vector<float> key = random_floats(dim, seed);
+        for (size_t i = 0; i < dim && seed % 3 == 1; ++i) key[i] *= std::pow(10.0f, -static_cast<float>(i % 5));
+        for (size_t i = 0; i < dim && seed % 3 == 2; ++i) key[i] += 20;
+        EXPECT_LE(moved(dtype, key), key_rounding(dtype, d)) << dtype_name(dtype) << " " << seed;
+      }
+    }
+    // One large number beside numbers that are nearly half a step; the ends of a range and numbers between two codes.
+    std::vector<float> key(dim, 0.499f);
+    key[0] = 127;
+    EXPECT_LE(moved(DType::kI8, key), key_rounding(DType::kI8, d));
+    EXPECT_GT(moved(DType::kI8, key), 0.9 * key_rounding(DType::kI8, d)) << "it is nearly reached";
+    key.assign(dim, 0);
+    key[0] = 1, key[1] = -1;
+    EXPECT_LE(moved(DType::kI4, key), key_rounding(DType::kI4, d));
+    EXPECT_GT(moved(DType::kI4, key), 0.9 * key_rounding(DType::kI4, d)) << "it is nearly reached";
+  }
+}
+
+// Queries at right angles to every key have no logit, but their keys are rounded: what comes of that is not small beside
+// nothing, so no factor on the bound would cover it.
+TEST(Spectral, RoundedKeysCountWhereExactLogitsAreNone) {
+  constexpr int64_t kDim = 64, kWide = 64;
+  for (const DType dtype : {DType::kI8, DType::kI4}) {
+    std::vector<float> key(kDim, dtype == DType::kI8 ? 0.499f : 0.0f);
+    key[0] = 127, key[1] = dtype == DType::kI8 ? 0.499f : -127.0f;
+    const std::vector<double> stored = stored_key(dtype, key);
+    std::vector<double> query(kDim);  // along the error, less its part along the key
+    double along = 0, squares = 0, length = 0;
+    for (size_t d = 0; d < kDim; ++d) {
+      query[d] = stored[d] - key[d];
+      along += query[d] * key[d];
+      squares += double{key[d]} * key[d];
+    }
+    std::vector<float> wq(kDim * kWide), wk(kDim * kWide), norm(kWide, 1.0f);
+    double logit = 0;
+    for (size_t d = 0; d < kDim; ++d) {
+      query[d] -= along / squares * key[d];
+      length = std::max(length, std::fabs(query[d]));
+    }
+    for (size_t d = 0; d < kDim; ++d) {  // both look at the first number of the normalised row, which is at most 8
+      wq[d * kWide] = static_cast<float>(query[d] / length);
+      wk[d * kWide] = key[d] / 8;
+      logit += 8 * query[d] / length * stored[d] / 8;
+    }
+    const double exact = logit_bound(wq, wk, norm, kDim, kWide, false);
+    const double bound = computed_logit_bound(wq, wk, norm, kDim, kWide, false, {.keys = key_rounding(dtype, kDim)});
+    EXPECT_GT(std::fabs(logit), 10 * exact + 0.01) << dtype_name(dtype);
+    EXPECT_LE(std::fabs(logit), bound) << dtype_name(dtype);
+    EXPECT_GT(std::fabs(logit), 0.1 * bound) << dtype_name(dtype);
   }
 }
 

@@ -111,9 +111,10 @@ TEST(StageSplit, ListsAreChecked) {
 
 TEST(StageSplit, OfACheckpoint) {
   const reference::TestCheckpoint checkpoint(reference::all_variants().front().spec);
-  const auto split = split_checkpoint(checkpoint.config(), checkpoint.weights(), {}, 1.0, 2);
+  const auto backend = make_cpu_backend({.num_threads = 1});
+  const auto split = split_checkpoint(checkpoint.config(), checkpoint.weights(), {}, *backend, 2);
   EXPECT_EQ(split.back().first_layer + split.back().num_layers, checkpoint.config().num_layers);
-  EXPECT_THROW(split_checkpoint(checkpoint.config(), checkpoint.weights(), {}, 1.0,
+  EXPECT_THROW(split_checkpoint(checkpoint.config(), checkpoint.weights(), {}, *backend,
                                 static_cast<int>(checkpoint.config().num_layers) + 1),
                UsageError);
 }

@@ -183,9 +183,10 @@ TEST(Tokenizer, SpecialPiecesOfTheConfiguration) {
   EXPECT_EQ(tokenizer->decode(expected), "<think> a");
   EXPECT_EQ(tokenizer->decode(expected, false), "<unk>[REF]<|end|><think> a");
   EXPECT_EQ(tokenizer->decode(expected, false, true), "<unk> [REF] <|end|><think> a");
-  for (const char* config : {R"({"added_tokens_decoder": {"x": {"content": "a"}}})", R"({"additional_special_tokens": [5]})",
-                             R"({"added_tokens_decoder": {"5": "a"}})", R"({"added_tokens_decoder": {"-1": {"content": "a"}}})",
-                             R"({"added_tokens_decoder": {"2000000000": {"content": "a"}}})"}) {
+  for (const char* config :
+       {R"({"added_tokens_decoder": {"x": {"content": "a"}}})", R"({"additional_special_tokens": [5]})",
+        R"({"added_tokens_decoder": {"5": "a"}})", R"({"added_tokens_decoder": {"-1": {"content": "a"}}})",
+        R"({"added_tokens_decoder": {"2000000000": {"content": "a"}}})"}) {
     EXPECT_THROW(load_tokenizer(fixture_model(), config), Error) << config;
   }
 }

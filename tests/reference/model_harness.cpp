@@ -235,6 +235,7 @@ ModelHarness::ModelHarness(const TestCheckpoint& checkpoint, const HarnessOption
                                       .max_rows = options.max_tokens * options.num_sequences,
                                       .max_logit_rows = options.max_tokens * options.num_sequences,
                                       .attention = options.attention,
+                                      .kv_dtype = options.kv_dtype,
                                       .use_reach = options.use_reach};
   model_ = std::make_unique<BamModel>(*backend_, config, checkpoint.weights(), model_options);
   model_->reserve_positions(options.max_tokens);
@@ -249,6 +250,8 @@ ModelHarness::ModelHarness(const TestCheckpoint& checkpoint, const HarnessOption
   std::iota(block_tables_.begin(), block_tables_.end(), 0);
   std::shuffle(block_tables_.begin(), block_tables_.end(), std::mt19937(5));
   for (const int32_t page : block_tables_) poison(page);
+  histories_.resize(static_cast<size_t>(options.num_sequences));
+  for (TableHistory& history : histories_) history.start_over(model_->num_groups());
 }
 
 void ModelHarness::poison(int32_t page) {
@@ -265,11 +268,13 @@ std::vector<float> ModelHarness::step(const std::vector<Piece>& pieces, const st
   for (const Piece& piece : pieces) {
     const int64_t num_rows = static_cast<int64_t>(piece.tokens.size());
     BAM_CHECK(piece.start_pos + num_rows <= options_.max_tokens);
-    sequences.push_back({.block_table = &table_entry(piece.sequence, 0, 0),
-                         .table_stride = pages_per_group_,
-                         .row_begin = static_cast<int64_t>(tokens.size()),
-                         .num_rows = num_rows,
-                         .start_pos = piece.start_pos});
+    sequences.push_back(
+        {.block_table = &table_entry(piece.sequence, 0, 0),
+         .table_stride = pages_per_group_,
+         .row_begin = static_cast<int64_t>(tokens.size()),
+         .num_rows = num_rows,
+         .start_pos = piece.start_pos,
+         .history = options_.resident_tables ? &histories_[static_cast<size_t>(piece.sequence)] : nullptr});
     tokens.insert(tokens.end(), piece.tokens.begin(), piece.tokens.end());
   }
   std::vector<float> logits(logit_rows.size() * static_cast<size_t>(model_->config().vocab_size));
@@ -307,6 +312,7 @@ int64_t ModelHarness::drop_unreachable_pages(int64_t position, int sequence) {
       if (position - last_key <= reach || entry == kNoPage) continue;
       poison(entry);
       entry = kNoPage;
+      histories_[static_cast<size_t>(sequence)].note(group, page);
       ++num_dropped;
     }
   }

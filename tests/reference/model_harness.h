@@ -95,6 +95,7 @@ struct HarnessOptions {
   int64_t max_tokens = 320;  // per sequence
   AttentionOptions attention;
   bool use_reach = true;
+  bool resident_tables = true;       // devices may keep block tables and take over changes
   std::shared_ptr<Backend> backend;  // null: a CPU backend with num_threads
 };
 
@@ -133,7 +134,8 @@ class ModelHarness {
   std::unique_ptr<DeviceBuffer> memory_;
   KvCacheView kv_;
   int64_t pages_per_group_;
-  std::vector<int32_t> block_tables_;  // [sequences][groups][pages_per_group]
+  std::vector<int32_t> block_tables_;    // [sequences][groups][pages_per_group]
+  std::vector<TableHistory> histories_;  // [sequences]
 };
 
 }  // namespace bam::reference
