@@ -27,6 +27,7 @@ struct ActiveRequest {
   bool paused = false;                          // gets no rows until its reader has caught up
   std::optional<Clock::time_point> held_until;  // gets no rows while a store looks for its prompt
   int num_losses = 0;                           // of ranks, that it lived through
+  bool dead_end = false;                        // see FinishEvent
 
   Clock::time_point submitted_at{};
   std::optional<Clock::time_point> deadline;

@@ -34,10 +34,21 @@ void BatchSampler::for_each(size_t count, F work) {
   if (first) std::rethrow_exception(first);
 }
 
-void BatchSampler::sample(std::span<Run> runs) {
+void BatchSampler::sample(std::span<Run> runs, MaskBudget* budget) {
   for_each(runs.size(), [&](size_t index, Sampler& sampler) {
     Run& run = runs[index];
-    follow(run, [&](size_t i) { return sampler.sample({run.logits[i], vocab_size_}, *run.state); });
+    uint64_t charged = run.state->constraint_work();
+    const auto charge = [&] {
+      const uint64_t work = run.state->constraint_work();
+      if (budget && work > charged) budget->charge(work - std::exchange(charged, work));
+    };
+    follow(run, [&](size_t i) {
+      charge();  // for accepting the token before
+      const Sample sample = sampler.sample({run.logits[i], vocab_size_}, *run.state, budget);
+      charge();
+      return sample;
+    });
+    charge();
   });
 }
 

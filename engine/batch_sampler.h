@@ -23,10 +23,11 @@ class BatchSampler {
     std::span<const int32_t> draft;        // holds no token that ends a text
     SamplerState* state = nullptr;         // another one for each run; accepts what is sampled
     std::span<Sample> samples;             // [1 + draft] the result, of which
-    size_t num_samples = 0;                // are there; only the last one may have failed
+    size_t num_samples = 0;                // are there; only the last one may have failed or be deferred
+    size_t tag = 0;                        // the caller's
   };
-  // Throws what a constraint throws, when all runs are done.
-  void sample(std::span<Run> runs);
+  // Throws what a constraint throws, when all runs are done. Where masks have a budget, the first runs have it first.
+  void sample(std::span<Run> runs, MaskBudget* budget = nullptr);
   // One token per row of the batch, from logits [rows, vocab] (DrawRow::row).
   void draw(const DrawBatch& batch, const float* logits, std::span<int32_t> tokens);
   // The same as sample() for samples that `next(i)` gives.

@@ -10,10 +10,12 @@ namespace bam {
 
 using Clock = std::chrono::steady_clock;
 
-// By the machine's clock.
-inline double ms_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+inline double to_seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+inline double ms_between(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double, std::milli>(to - from).count();
 }
+// By the machine's clock.
+inline double ms_since(Clock::time_point start) { return ms_between(start, Clock::now()); }
 
 class TimeSource {
  public:

@@ -23,6 +23,7 @@ struct EngineConfig {
   bool prefix_cache = true;
   bool drafts = true;                     // of requests that do not refuse them
   bool device_sampling = true;            // where the device can; tokens are the same
+  uint64_t mask_work = 2'000'000;         // of all constraints in one step (MaskBudget)
   int64_t max_queue = 1024;               // waiting requests
   int64_t max_queued_tokens = 4'000'000;  // their prompt tokens
   double promote_after_s = 30;            // work that got no row for so long goes before every priority

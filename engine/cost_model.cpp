@@ -21,7 +21,7 @@ constexpr double kFloorMs = 0.05;
 
 double dot(const std::array<double, 5>& a, const std::array<double, 5>& b) {
   double sum = 0;
-  for (int i = 0; i < 5; ++i) sum += a[i] * b[i];
+  for (size_t i = 0; i < 5; ++i) sum += a[i] * b[i];
   return sum;
 }
 
@@ -31,9 +31,9 @@ CostModel::CostModel(double prior_ms) {
   // 64 rows take prior_ms; 4096 keys of context add a third of that, a step and eight sequences next to nothing; rows of
   // drafts cost half of what others do.
   coefficients_ = {0.02 * prior_ms, prior_ms, 0.3 * prior_ms, 0.01 * prior_ms, 0.5 * kDraftUnit / kRowUnit * prior_ms};
-  for (int i = 0; i < kTerms; ++i) {
+  for (size_t i = 0; i < kTerms; ++i) {
     log_coefficients_[i] = std::log(coefficients_[i]);
-    for (int j = 0; j < kTerms; ++j) covariance_[i][j] = kUnknownSpeed * kUnknownSpeed;
+    for (size_t j = 0; j < kTerms; ++j) covariance_[i][j] = kUnknownSpeed * kUnknownSpeed;
     covariance_[i][i] += kUnknownTerm[i] * kUnknownTerm[i];
   }
 }
@@ -55,20 +55,20 @@ void CostModel::observe(const StepLoad& load, double measured_ms) {
 
   // Each term's share of the predicted time is the derivative of log(time) by its logarithm.
   Vector share, gain{};
-  for (int i = 0; i < kTerms; ++i) share[i] = coefficients_[i] * x[i] / predicted;
+  for (size_t i = 0; i < kTerms; ++i) share[i] = coefficients_[i] * x[i] / predicted;
   std::array<bool, kTerms> may_drift{};  // nothing becomes less known than it was at the start
-  for (int i = 0; i < kTerms; ++i) {
+  for (size_t i = 0; i < kTerms; ++i) {
     may_drift[i] = covariance_[i][i] < kUnknownSpeed * kUnknownSpeed + kUnknownTerm[i] * kUnknownTerm[i];
   }
-  for (int i = 0; i < kTerms; ++i) {
-    for (int j = 0; j < kTerms; ++j) {
+  for (size_t i = 0; i < kTerms; ++i) {
+    for (size_t j = 0; j < kTerms; ++j) {
       if (may_drift[i] && may_drift[j]) covariance_[i][j] += kSpeedDrift * kSpeedDrift + (i == j ? kDrift * kDrift : 0);
     }
   }
-  for (int i = 0; i < kTerms; ++i) gain[i] = dot(covariance_[i], share);
+  for (size_t i = 0; i < kTerms; ++i) gain[i] = dot(covariance_[i], share);
   const double variance = dot(gain, share) + kNoise * kNoise;
-  for (int i = 0; i < kTerms; ++i) {
-    for (int j = 0; j < kTerms; ++j) covariance_[i][j] -= gain[i] * gain[j] / variance;
+  for (size_t i = 0; i < kTerms; ++i) {
+    for (size_t j = 0; j < kTerms; ++j) covariance_[i][j] -= gain[i] * gain[j] / variance;
     log_coefficients_[i] = std::clamp(log_coefficients_[i] + gain[i] * error / variance, -30.0, 30.0);
     coefficients_[i] = std::exp(log_coefficients_[i]);
   }

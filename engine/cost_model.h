@@ -11,6 +11,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace bam {
@@ -54,7 +55,7 @@ class CostModel {
   double draft_row_ms(int64_t start_pos) const;
 
  private:
-  static constexpr int kTerms = 5;  // constant, rows, row_keys, sequences, draft_rows
+  static constexpr size_t kTerms = 5;  // constant, rows, row_keys, sequences, draft_rows
   using Vector = std::array<double, kTerms>;
 
   static Vector features(const StepLoad& load);

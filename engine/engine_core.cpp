@@ -17,9 +17,6 @@ namespace bam {
 
 namespace {
 
-double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
-double milliseconds(Clock::duration d) { return 1e3 * seconds(d); }
-
 // A result comes at the latest after as many times of the slowest stage as steps can be under way: they share the target.
 SchedulerLimits limits_of(const EngineConfig& config, const BamModel& model, int depth, size_t stages) {
   return {config.max_num_seqs,
@@ -31,7 +28,7 @@ SchedulerLimits limits_of(const EngineConfig& config, const BamModel& model, int
 }
 
 // How long the thread waits for a result before it looks at its inbox again.
-constexpr auto kPatience = std::chrono::milliseconds(2);
+constexpr auto kStepPatience = std::chrono::milliseconds(2);
 
 // Room for an answer of this length is taken at once, not while it is written.
 constexpr int64_t kReservedTokens = 4096;
@@ -66,7 +63,7 @@ EngineCore::EngineCore(BamModel& model, const EngineConfig& config, std::unique_
       runner_(std::move(runner)),
       flights_(static_cast<size_t>(runner_->depth())),
       // While steps are under way the backend's threads have work.
-      sampler_(model, config.max_num_seqs, config.device_sampling && runner_->supports_drawing(),
+      sampler_(model, config.max_num_seqs, config.device_sampling && runner_->supports_drawing(), config.mask_work,
                runner_->depth() == 1 ? model.backend().threads() : nullptr),
       looks_(model),
       seed_key_(random_key()) {
@@ -161,6 +158,7 @@ void EngineCore::cancel(const std::string& id) {
 void EngineCore::cancel_all() {
   book_.end_all(FinishReason::kCancelled, "cancelled");
   looks_.clear();
+  deferred_.clear();
 }
 
 void EngineCore::stop(const std::string& id, int32_t choice) {
@@ -203,7 +201,7 @@ Clock::time_point EngineCore::next_deadline() const {
 void EngineCore::expire(Clock::time_point now) {
   for (const auto& [id, request] : book_.live()) {
     ActiveRequest& r = *request;
-    const double waited_s = seconds(now - r.submitted_at);
+    const double waited_s = to_seconds(now - r.submitted_at);
     if (r.held_until && now >= *r.held_until) {
       if (store_) store_->gave_up();
       let_go(r);
@@ -230,8 +228,14 @@ bool EngineCore::step() {
   if (num_in_flight_ > 0 && finish_step(std::chrono::milliseconds(0))) return true;
   const bool scheduled = scheduler_.has_work();
   bool worked = scheduled && num_in_flight_ < flights_.size() && runner_->accepts() && issue_step();
+  bool finished = false;
   if (num_in_flight_ == flights_.size() || (num_in_flight_ > 0 && !worked)) {
-    if (finish_step(worked ? std::chrono::milliseconds(0) : kPatience)) worked = true;
+    finished = finish_step(worked || !deferred_.empty() ? std::chrono::milliseconds(0) : kStepPatience);
+  }
+  worked = worked || finished;
+  if (!finished && !deferred_.empty()) {  // while a step is computed elsewhere, or there is none
+    sample_deferred();
+    worked = true;
   }
   if (!looks_.empty()) {
     advance_looks(!scheduled);
@@ -270,7 +274,7 @@ void EngineCore::compute_done(const Flight& flight, const StepResult& result) {
     num_rows += flight.rows[i].num_rows;
     advance(flight, result, i, computed);
   }
-  const double step_ms = result.slowest_ms > 0 ? result.slowest_ms : milliseconds(time_.now() - flight.start);
+  const double step_ms = result.slowest_ms > 0 ? result.slowest_ms : ms_between(flight.start, time_.now());
   cost_.observe(flight.load, step_ms);
   step_ms_ = step_ms_ == 0 ? step_ms : 0.8 * step_ms_ + 0.2 * step_ms;
   note_decode(flight);
@@ -306,7 +310,7 @@ std::span<const float> EngineCore::logits(const Flight& flight, const StepResult
 void EngineCore::sample_next(const Flight& flight, const StepResult& result) {
   alive_.clear();
   for (size_t i = 0; i < flight.rows.size(); ++i) alive_.push_back(sequence_of(flight, i));
-  sampler_.sample(flight.batch, result, alive_);
+  sample_rows(flight.batch, result, alive_);
 }
 
 void EngineCore::advance(const Flight& flight, const StepResult& result, size_t entry, Clock::time_point now) {
@@ -326,8 +330,7 @@ void EngineCore::advance(const Flight& flight, const StepResult& result, size_t 
   if (!run.empty()) {
     take_drafts(c, run, num_drafts, now);
     // Before publishing: pages of a failed request must not reach the cache.
-    const auto error = StepSampler::error_of(run.back(), *c.sampler);
-    if (!error.empty()) return fail_request(r, std::string(error));
+    if (failed(r, run.back(), *c.sampler)) return;
   }
   if (caught_up && r.request.look) return begin_look(c, now);
   const int64_t freed = kv_.commit(c.blocks, c.tokens, c.num_computed);
@@ -340,20 +343,21 @@ void EngineCore::advance(const Flight& flight, const StepResult& result, size_t 
   if (first) {
     r.prompt_done = true;
     stats_.prompt_tokens.fetch_add(static_cast<uint64_t>(c.num_prompt), std::memory_order_relaxed);
-    stats_.prefill_s.observe(seconds(now - *r.started_at));
+    stats_.prefill_s.observe(to_seconds(now - *r.started_at));
     if (store_) store_->computed(r.request);
     if (run.empty()) return book_.finish_request(r, FinishReason::kLength, "");
     fork_choices(c);
   }
-  take_last(c, std::move(run.back()), num_drafts - static_cast<int64_t>(run.size()) + 1, now);
+  const auto take = [&](Sequence& choice, Sample sample, int64_t rejected) {
+    if (sample.status != SampleStatus::kDeferred) return take_last(choice, std::move(sample), rejected, now);
+    defer(choice, logits(flight, result, entry, c.num_computed - 1), rejected);
+  };
+  take(c, std::move(run.back()), num_drafts - static_cast<int64_t>(run.size()) + 1);
   for (size_t i = 1; first && i < r.choices.size(); ++i) {
     Sequence& fork = *r.choices[i];
-    Sample other = sampler_.one().sample(logits(flight, result, entry, c.num_computed - 1), *fork.sampler);
-    if (const auto error = StepSampler::error_of(other, *fork.sampler); !error.empty()) {
-      return fail_request(r, std::string(error));
-    }
-    fork.sampler->accept(other.token);
-    take_last(fork, std::move(other), 0, now);
+    Sample other = sampler_.sample_one(logits(flight, result, entry, c.num_computed - 1).data(), *fork.sampler);
+    if (failed(r, other, *fork.sampler)) return;
+    take(fork, std::move(other), 0);
   }
 }
 
@@ -386,7 +390,7 @@ void EngineCore::send_progress(Sequence& c, Clock::time_point now) {
   const int64_t processed = std::min(c.num_computed, c.num_prompt);
   if (processed <= r.progress_sent) return;  // recomputing after a preemption
   r.progress_sent = processed;
-  book_.say(r, ProgressEvent{c.num_prompt, r.cached_tokens, processed, milliseconds(now - *r.started_at),
+  book_.say(r, ProgressEvent{c.num_prompt, r.cached_tokens, processed, ms_between(*r.started_at, now),
                              processed < c.num_prompt ? report_.eta_ms(r, 0) : 0});
 }
 
@@ -413,9 +417,9 @@ void EngineCore::take_token(Sequence& c, TokenEvent event, Clock::time_point now
   stats_.generated_tokens.fetch_add(1, std::memory_order_relaxed);
   if (!r.first_token_at) {
     r.first_token_at = now;
-    stats_.ttft_s.observe(seconds(now - r.submitted_at));
+    stats_.ttft_s.observe(to_seconds(now - r.submitted_at));
   }
-  if (c.num_generated() > 1) stats_.inter_token_s.observe(seconds(now - c.last_token_at));
+  if (c.num_generated() > 1) stats_.inter_token_s.observe(to_seconds(now - c.last_token_at));
   c.last_token_at = now;
 }
 
@@ -444,6 +448,14 @@ void EngineCore::fail_request(ActiveRequest& r, const std::string& message) {
   const int64_t own_blocks_from = r.cached_tokens / kv_.page_size();
   for (const auto& c : r.choices) reserve_.insist([&] { kv_.quarantine(c->blocks, c->tokens, own_blocks_from); });
   book_.end_request(r, FinishReason::kError, message);
+}
+
+bool EngineCore::failed(ActiveRequest& r, const Sample& sample, const SamplerState& state) {
+  const std::string_view error = StepSampler::error_of(sample, state);
+  if (error.empty()) return false;
+  r.dead_end = sample.status == SampleStatus::kNoToken && r.request.constraint;
+  fail_request(r, std::string(error));
+  return true;
 }
 
 // Nothing of the step is published yet or all of it is right: what these requests have in the cache may stay.

@@ -12,6 +12,7 @@
 #include "engine/attention_looks.h"
 #include "engine/capacity.h"
 #include "engine/cost_model.h"
+#include "engine/deferred_samples.h"
 #include "engine/engine_report.h"
 #include "engine/memory_reserve.h"
 #include "engine/prefix_store.h"
@@ -68,7 +69,7 @@ class EngineCore {
   void fail_all() { book_.end_all(FinishReason::kError, device_lost_); }
 
   // A step would get somewhere.
-  bool has_work() const { return scheduler_.has_work() || !looks_.empty() || num_in_flight_ > 0; }
+  bool has_work() const { return scheduler_.has_work() || !looks_.empty() || !deferred_.empty() || num_in_flight_ > 0; }
   // When expire() has something to do next; max(): never.
   Clock::time_point next_deadline() const;
   int64_t num_queued() const { return book_.num_queued(); }
@@ -115,6 +116,13 @@ class EngineCore {
   void note_admitted(const SchedulePlan& plan, Clock::time_point now);
   // The next tokens of all sequences that have caught up.
   void sample_next(const Flight& flight, const StepResult& result);
+  // Samples those of a batch and what waits from former steps, of which it takes the tokens.
+  void sample_rows(const StepBatch& batch, const StepResult& result, std::span<Sequence* const> sequences);
+  // Only what waits: no step has come to its end.
+  void sample_deferred();
+  void take_deferred(Clock::time_point now);
+  // The next token of a sequence that has caught up is sampled from this row in a later step.
+  void defer(Sequence& choice, std::span<const float> logits, int64_t rejected_drafts);
   void advance(const Flight& flight, const StepResult& result, size_t entry, Clock::time_point now);
   // Both return false when the model produced NaN.
   bool pool_rows(const Flight& flight, const StepResult& result, size_t entry, Sequence& choice);
@@ -133,6 +141,8 @@ class EngineCore {
 
   // Ends a request whose numbers went wrong: nothing it computed stays in the cache.
   void fail_request(ActiveRequest& request, const std::string& message);
+  // Fails the request if this is no token; true: it has.
+  bool failed(ActiveRequest& request, const Sample& sample, const SamplerState& state);
   void compute_done(const Flight& flight, const StepResult& result);
   // The prompt of a look has been read: the sequence keeps its pages, as long as nobody needs them, and gets no more rows.
   void begin_look(Sequence& choice, Clock::time_point now);
@@ -161,6 +171,7 @@ class EngineCore {
   StepSampler sampler_;
   std::vector<Sequence*> alive_;  // [entries] of the step that is finished
   std::vector<int32_t> sampled_;  // tokens of one sequence in it
+  DeferredSamples deferred_;
   AttentionLooks looks_;
   PrefixStore* store_ = nullptr;
   uint64_t next_arrival_ = 1;

@@ -34,8 +34,10 @@ void EngineCore::take_drafts(Sequence& c, std::span<Sample> run, int64_t num_dra
   if (!c.drafter) return;
   const int64_t accepted = static_cast<int64_t>(run.size()) - 1;
   sampled_.clear();
-  for (const Sample& sample : run) sampled_.push_back(sample.token);
-  c.drafter->learn(sampled_);
+  for (const Sample& sample : run) {
+    if (sample.status != SampleStatus::kDeferred) sampled_.push_back(sample.token);
+  }
+  if (!sampled_.empty()) c.drafter->learn(sampled_);
   for (Sample& sample : run.first(run.size() - 1)) {
     take_token(c, {c.choice, sample.token, std::move(sample.logprobs), true, 0}, now);
   }
@@ -50,9 +52,11 @@ void EngineCore::take_drafts(Sequence& c, std::span<Sample> run, int64_t num_dra
 void EngineCore::note_decode(const Flight& flight) {
   int64_t sequences = 0, tokens = 0;
   for (size_t i = 0; i < flight.rows.size(); ++i) {
-    if (flight.rows[i].num_rows - flight.rows[i].num_drafts != 1 || sampler_.run(i).empty()) continue;
+    const std::span<const Sample> run = sampler_.run(i);
+    if (flight.rows[i].num_rows - flight.rows[i].num_drafts != 1 || run.empty()) continue;
+    if (run.back().status == SampleStatus::kDeferred) continue;
     ++sequences;
-    tokens += static_cast<int64_t>(sampler_.run(i).size());
+    tokens += static_cast<int64_t>(run.size());
   }
   if (sequences == 0) return;
   const double step_ms = std::chrono::duration<double, std::milli>(time_.now() - flight.start).count();

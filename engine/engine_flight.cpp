@@ -94,6 +94,7 @@ void EngineCore::lose_device(const std::string& what) {
   if (device_lost_.empty()) log::error("{}", what);
   device_lost_ = what;
   num_in_flight_ = 0;
+  deferred_.clear();
   fail_all();
 }
 
@@ -101,6 +102,7 @@ void EngineCore::lose_group(const std::string& what) {
   if (forming_ || !device_lost_.empty()) return;
   stats_.group_losses.fetch_add(1, std::memory_order_relaxed);
   num_in_flight_ = 0;
+  deferred_.clear();
   if (config_.replay_limit == 0) return lose_device(what);
   log::error("{}; what it had is computed again", what);
   for (const auto& [id, r] : book_.live()) {

@@ -111,6 +111,7 @@ std::optional<int64_t> KvCache::admit(BlockTable& table, std::span<const int32_t
       table.entries[slot(table, g, b)] = page;
     }
   }
+  table.history.start_over(geometry_.num_groups());
   table.num_blocks = table.num_full = blocks;
   table.num_pages = hits;
   table.publishing = prefix_enabled_;
@@ -141,6 +142,7 @@ void KvCache::reserve_blocks(BlockTable& table, int64_t blocks) {
   }
   table.entries = std::move(entries);
   table.stride = stride;
+  table.history.start_over(geometry_.num_groups());
 }
 
 int64_t KvCache::shared_tail_pages(const BlockTable& table, int64_t num_computed) const {
@@ -168,6 +170,7 @@ void KvCache::split_tail(BlockTable& table, int64_t num_computed) {
     copies_.push_back({entry, page});
     pool_.release(entry);
     entry = page;
+    table.history.note(g, tail);
   }
 }
 
@@ -184,6 +187,7 @@ bool KvCache::grow(BlockTable& table, int64_t num_computed, int64_t num_tokens) 
     for (int g = 0; g < geometry_.num_groups(); ++g) {
       table.entries[slot(table, g, table.num_blocks)] = allocate_page();
     }
+    table.history.note(-1, table.num_blocks);
     table.num_pages += geometry_.num_groups();
   }
   return true;
@@ -230,6 +234,7 @@ int64_t KvCache::release_out_of_reach(BlockTable& table, int64_t num_computed) {
       int32_t& entry = table.entries[slot(table, g, live)];
       pool_.release(entry);
       entry = kNoPage;
+      table.history.note(g, live);
       ++released;
     }
   }
@@ -259,6 +264,7 @@ void KvCache::release(BlockTable& table) {
       entry = kNoPage;
     }
   }
+  table.history.start_over(geometry_.num_groups());
   if (table.node != PrefixCache::kNone) prefix_.unpin(table.node);
   table.node = PrefixCache::kNone;
   table.num_blocks = table.num_pages = table.num_full = 0;

@@ -20,6 +20,7 @@
 #include "engine/block_pool.h"
 #include "engine/kv_geometry.h"
 #include "engine/prefix_cache.h"
+#include "kernels/table_history.h"
 
 namespace bam {
 
@@ -31,6 +32,7 @@ struct BlockTable {
   int64_t num_blocks = 0;  // blocks with pages, counted from 0 (old ones may be released)
   int64_t num_pages = 0;   // entries that are not kNoPage
   int64_t num_full = 0;    // blocks already published and checked against the reach
+  TableHistory history;    // of entries
 
  private:
   friend class KvCache;

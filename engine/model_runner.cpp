@@ -15,7 +15,7 @@ void sequence_rows(const StepBatch& batch, std::span<const StagedBlocks* const> 
   for (size_t i = 0; i < batch.entries.size(); ++i) {
     const BlockTable& table = tables[i]->stages.front();
     const StepBatch::Entry& entry = batch.entries[i];
-    out.push_back({table.entries.data(), table.stride, row, entry.num_rows, entry.start});
+    out.push_back({table.entries.data(), table.stride, row, entry.num_rows, entry.start, &table.history});
     row += entry.num_rows;
   }
 }

@@ -63,20 +63,20 @@ std::vector<StagedKv::Stage> PipelineRunner::sizes() const {
 // --- the group ---
 
 PipelineRunner::Group PipelineRunner::form() {
-  const auto until = SteadyClock::now() + std::chrono::duration_cast<SteadyClock::duration>(group_timeout_);
+  const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(group_timeout_);
   while (true) {
-    const auto left = std::chrono::duration_cast<milliseconds>(until - SteadyClock::now());
+    const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now());
     if (stopping_) throw Error("the engine stops");
     if (left <= milliseconds(0)) {
       throw Error("the {} ranks of the pipeline did not come together within {:g} s", source_.size(),
                   group_timeout_.count());
     }
     const auto slice = std::min(left, kFormSlice);
-    const auto asked = SteadyClock::now();
+    const auto asked = Clock::now();
     uint64_t epoch = 0;
     std::unique_ptr<Transport> transport = source_.form(slice, epoch);
     if (!transport) {
-      if (SteadyClock::now() - asked < slice / 2) throw Error("there will be no further group of ranks");
+      if (Clock::now() - asked < slice / 2) throw Error("there will be no further group of ranks");
       continue;
     }
     if (std::optional<Group> group = introduce(std::move(transport), epoch)) return std::move(*group);
@@ -162,7 +162,7 @@ GroupState PipelineRunner::group(std::string& failure) {
 }
 
 void PipelineRunner::watch() {
-  const auto now = SteadyClock::now();
+  const auto now = Clock::now();
   if (!transport_ || now - watched_ < kWatchInterval) return;
   watched_ = now;
   for (int rank = 1; rank < source_.size(); ++rank) {
@@ -262,9 +262,9 @@ void PipelineRunner::send_plans(const StepBatch& batch, std::span<const StagedBl
 }
 
 bool PipelineRunner::receive(int rank, Kind kind, std::vector<std::byte>& message, milliseconds timeout) {
-  const auto until = SteadyClock::now() + timeout;
+  const auto until = Clock::now() + timeout;
   do {
-    const auto left = std::chrono::duration_cast<milliseconds>(until - SteadyClock::now());
+    const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now());
     if (!transport_->receive(rank, Channel::kDone, message, std::max(left, milliseconds(0)))) return false;
     const Reader reader(message);
     if (reader.head().epoch != epoch_) throw WireError("rank {} answers for another group", rank);

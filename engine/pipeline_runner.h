@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/clock.h"
 #include "engine/stage_info.h"
 #include "engine/stage_runner.h"
 #include "engine/stage_thread.h"
@@ -51,7 +52,6 @@ class PipelineRunner final : public StepRunner {
   GroupState group(std::string& failure) override;
 
  private:
-  using SteadyClock = std::chrono::steady_clock;
   struct Group {
     std::unique_ptr<Transport> transport;
     uint64_t epoch = 0;
@@ -99,7 +99,7 @@ class PipelineRunner final : public StepRunner {
   std::vector<std::vector<AttentionCounters>> counters_;  // [ranks] as last heard
   std::vector<StagePicture> pictures_;                    // [ranks]
   std::vector<PageCopy> own_copies_;                      // that the next step of this stage begins with
-  SteadyClock::time_point watched_{}, asked_{};
+  Clock::time_point watched_{}, asked_{};
 
   std::atomic<bool> stopping_{false};
   std::future<Group> forming_;

@@ -113,6 +113,7 @@ struct FinishEvent {
   int64_t generated_tokens = 0;
   int64_t accepted_drafts = 0, rejected_drafts = 0;  // guesses that were computed along: right (and generated), wrong
   std::string message;                               // kError, kTimeout: what happened
+  bool dead_end = false;  // kError: the request's own constraint, and nothing else, leaves no next token
 };
 
 using Event = std::variant<TokenEvent, ProgressEvent, PromptLogprobsEvent, EmbeddingEvent, AttentionEvent, FinishEvent>;

@@ -6,12 +6,6 @@
 
 namespace bam {
 
-namespace {
-
-double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
-
-}  // namespace
-
 RequestBook::RequestBook(Scheduler& scheduler, MemoryReserve& reserve, EngineStats& stats, TimeSource& time,
                          Observer& observer)
     : scheduler_(scheduler), reserve_(reserve), stats_(stats), time_(time), observer_(observer) {}
@@ -53,7 +47,7 @@ void RequestBook::leave_queue(ActiveRequest& r, Clock::time_point now) {
   r.started_at = now;
   --num_queued_;
   num_queued_tokens_ -= static_cast<int64_t>(r.request.prompt.size());
-  stats_.queue_s.observe(seconds(now - r.submitted_at));
+  stats_.queue_s.observe(to_seconds(now - r.submitted_at));
 }
 
 ActiveRequest* RequestBook::find(const std::string& id) {
@@ -91,6 +85,7 @@ void RequestBook::finish_choice(ActiveRequest& r, int32_t index, FinishReason re
   event.prompt_tokens = static_cast<int64_t>(r.request.prompt.size());
   event.cached_tokens = r.cached_tokens;
   event.message = message;
+  event.dead_end = r.dead_end;
   if (index < static_cast<int32_t>(r.choices.size())) {
     Sequence& c = *r.choices[static_cast<size_t>(index)];
     scheduler_.remove(c);
@@ -99,10 +94,11 @@ void RequestBook::finish_choice(ActiveRequest& r, int32_t index, FinishReason re
     event.rejected_drafts = c.num_drafted - c.num_accepted;
   }
   if (r.first_token_at) {
-    stats_.decode_s.observe(seconds(now - *r.first_token_at));
+    stats_.decode_s.observe(to_seconds(now - *r.first_token_at));
     stats_.generation_len.observe(static_cast<double>(event.generated_tokens));
     if (event.generated_tokens > 1) {
-      stats_.mean_token_s.observe(seconds(now - *r.first_token_at) / static_cast<double>(event.generated_tokens - 1));
+      stats_.mean_token_s.observe(to_seconds(now - *r.first_token_at) /
+                                  static_cast<double>(event.generated_tokens - 1));
     }
   }
   stats_.finished[static_cast<size_t>(reason)].fetch_add(1, std::memory_order_relaxed);
@@ -114,8 +110,8 @@ void RequestBook::finish_choice(ActiveRequest& r, int32_t index, FinishReason re
   stats_.longest_choice.observe(static_cast<double>(longest));
   stats_.asked_tokens.observe(static_cast<double>(r.request.sampling.max_tokens));
   stats_.asked_choices.observe(r.request.n);
-  if (r.started_at) stats_.inference_s.observe(seconds(now - *r.started_at));
-  stats_.e2e_s.observe(seconds(now - r.submitted_at));
+  if (r.started_at) stats_.inference_s.observe(to_seconds(now - *r.started_at));
+  stats_.e2e_s.observe(to_seconds(now - r.submitted_at));
   stats_.prompt_len.observe(static_cast<double>(r.request.prompt.size()));
   if (r.queued()) {
     --num_queued_;

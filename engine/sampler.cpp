@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "engine/philox.h"
 
@@ -30,6 +31,7 @@ bool better(const T& a, const T& b) {
 SamplerState::SamplerState(const SamplingParams& params, uint64_t seed, int32_t choice, int32_t vocab_size,
                            std::span<const int32_t> prompt, std::unique_ptr<TokenConstraint> constraint)
     : params_(params), seed_(seed), choice_(choice), constraint_(std::move(constraint)) {
+  if (constraint_) last_token_work_ = std::numeric_limits<uint64_t>::max();
   std::vector<int32_t> biased;
   for (const auto& [token, bias] : params.logit_bias) biased.push_back(token);
   std::ranges::sort(biased);
@@ -47,7 +49,11 @@ SamplerState::SamplerState(const SamplingParams& params, uint64_t seed, int32_t 
 
 void SamplerState::accept(int32_t token) {
   ++num_generated_;
-  if (constraint_) constraint_->accept(token);
+  if (constraint_) {
+    constraint_->accept(token);
+    const uint64_t work = constraint_->work();
+    last_token_work_ = work - std::exchange(accepted_work_, work);
+  }
   if (output_counts_.empty()) return;
   int32_t& count = output_counts_[static_cast<size_t>(token)];
   if (count < 0) {
@@ -69,10 +75,15 @@ Sampler::Sampler(int32_t vocab_size, std::vector<int32_t> eos_token_ids)
   allowed_.resize((vocab + 31) / 32);
 }
 
-Sample Sampler::sample(std::span<const float> logits, SamplerState& state) {
+Sample Sampler::sample(std::span<const float> logits, SamplerState& state, const MaskBudget* budget) {
   Sample result;
   if (!block_maxima(logits, maxima_) || std::ranges::max(maxima_) == kMinusInfinity) {
     result.status = SampleStatus::kBadLogits;
+    return result;
+  }
+  // Only what is sane may wait: pages of the other rows must not reach the cache meanwhile.
+  if (budget && state.constraint_ && !budget->admits(*state.constraint_)) {
+    result.status = SampleStatus::kDeferred;
     return result;
   }
   std::span<const float> row = logits;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "engine/logits_math.h"
+#include "engine/mask_budget.h"
 #include "engine/request.h"
 #include "kernels/draw.h"
 
@@ -37,6 +38,9 @@ class SamplerState {
   bool constraint_finished() const { return constraint_ && constraint_->finished(); }
   // Why the constraint gave up; empty: it did not.
   std::string_view constraint_failure() const { return constraint_ ? constraint_->failure() : std::string_view(); }
+  // What the constraint has cost so far, and for the last token; the first one may cost anything.
+  uint64_t constraint_work() const { return constraint_ ? constraint_->work() : 0; }
+  uint64_t last_token_work() const { return last_token_work_; }
 
  private:
   friend class Sampler;
@@ -44,6 +48,8 @@ class SamplerState {
   uint64_t seed_;
   int32_t choice_;
   std::unique_ptr<TokenConstraint> constraint_;
+  uint64_t last_token_work_ = 0;
+  uint64_t accepted_work_ = 0;  // of all tokens
   int64_t num_generated_ = 0;
   bool distinct_biases_ = true;  // else their order matters, and the host adds them up
   // Only with penalties:
@@ -55,6 +61,7 @@ enum class SampleStatus : uint8_t {
   kOk,
   kBadLogits,  // NaN or infinity
   kNoToken,    // the constraint allows nothing
+  kDeferred,   // nothing was done: the step's budget of masks is spent
 };
 
 struct Sample {
@@ -67,8 +74,8 @@ class Sampler {
  public:
   Sampler(int32_t vocab_size, std::vector<int32_t> eos_token_ids);
 
-  // Samples the next token of a sequence from logits [vocab]; does not accept() it.
-  Sample sample(std::span<const float> logits, SamplerState& state);
+  // Samples the next token of a sequence from logits [vocab]; does not accept() it. budget: null: masks may cost anything.
+  Sample sample(std::span<const float> logits, SamplerState& state, const MaskBudget* budget = nullptr);
   // The same for a device: appends the draws of the next `count` tokens to the batch, but for the rows of logits. False,
   // with nothing appended: the host must sample, because a constraint, log-probabilities or long lists of tokens are
   // involved, or, beyond the next token, penalties, which depend on those before.

@@ -16,7 +16,7 @@ namespace bam {
 namespace {
 
 constexpr int64_t kExtraTokens = 1024;  // kept beyond a bounded window, for prompts that part a little earlier
-constexpr auto kPatience = std::chrono::seconds(30);
+constexpr auto kFilePatience = std::chrono::seconds(30);
 
 }  // namespace
 
@@ -57,7 +57,7 @@ std::filesystem::path SnapshotStore::path_of(const std::string& name) const {
 template <typename F>
 SnapshotResult SnapshotStore::guarded(F work) {
   try {
-    const std::unique_lock lock(in_use_, kPatience);
+    const std::unique_lock lock(in_use_, kFilePatience);
     if (!lock) return SnapshotError(SnapshotFault::kBusy, "another snapshot is being written or read: try again later");
     return work();
   } catch (const SnapshotError& error) {

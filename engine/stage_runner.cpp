@@ -30,7 +30,16 @@ void StageRunner::run(const Input& input) {
   drawn_.assign(draws ? input.draws->rows.size() : 0, kDrawBadLogits);
   forward.logit_rows = input.logit_rows;
   hidden_.resize(input.wants_hidden ? input.logit_rows.size() * static_cast<size_t>(model_.config().hidden_size) : 0);
-  if (input.wants_hidden) forward.hidden = hidden_.data();
+  if (input.wants_hidden) {
+    forward.hidden = hidden_.data();
+    head_rows_.assign(input.host_rows.begin(), input.host_rows.end());
+    if (draws) {
+      for (const DrawRow& row : input.draws->rows) head_rows_.push_back(row.row);
+    }
+    std::ranges::sort(head_rows_);
+    head_rows_.erase(std::ranges::unique(head_rows_).begin(), head_rows_.end());
+    forward.head_rows = head_rows_;
+  }
   const std::span<float> logits(logits_.as<float>(), floats);
   if (!draws) return model_.forward(forward, kv_, logits);
   if (supports_drawing_) {

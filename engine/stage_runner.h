@@ -59,6 +59,7 @@ class StageRunner {
   std::vector<int32_t> drawn_;  // [draws]
   std::unique_ptr<BatchSampler> drawer_;
   std::vector<float> hidden_;
+  std::vector<int32_t> head_rows_;
 };
 
 }  // namespace bam

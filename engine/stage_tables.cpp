@@ -16,9 +16,11 @@ void StageTables::update(Table& table, const wire::PlanEntry& entry, const int32
     }
     table.entries = std::move(entries);
     table.stride = stride;
+    table.history.start_over(geometry_.num_groups());
   }
   table.first_live.resize(groups, 0);
   table.num_blocks = entry.num_blocks;
+  for (int64_t b = entry.first_block; b < entry.num_blocks; ++b) table.history.note(-1, b);
   for (size_t g = 0; g < groups; ++g) {
     for (int64_t b = entry.first_block; b < entry.num_blocks; ++b, ++pages) {
       table.entries[g * static_cast<size_t>(table.stride) + static_cast<size_t>(b)] = *pages;
@@ -52,7 +54,7 @@ void StageTables::apply(const wire::StepPlan& plan, std::vector<SequenceRows>& r
         throw wire::WireError("a plan reads or writes a page that is not there");
       }
     }
-    rows.push_back({table.entries.data(), table.stride, row, entry.num_rows, entry.start});
+    rows.push_back({table.entries.data(), table.stride, row, entry.num_rows, entry.start, &table.history});
     row += entry.num_rows;
   }
 }

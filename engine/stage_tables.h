@@ -26,6 +26,7 @@ class StageTables {
     std::vector<int32_t> entries;  // [groups][stride]
     int64_t stride = 0, num_blocks = 0;
     std::vector<int64_t> first_live;  // [groups] from here on every block has its page
+    TableHistory history;             // of entries
   };
   void update(Table& table, const wire::PlanEntry& entry, const int32_t* pages);
 

@@ -8,7 +8,6 @@ namespace bam {
 
 namespace {
 
-using SteadyClock = std::chrono::steady_clock;
 using wire::Writer;
 
 // Steps that wait while one is computed: the thread finds work when it is done, also if the engine's is late.
@@ -82,7 +81,7 @@ std::vector<AttentionCounters> StageThread::counters() const {
 
 void StageThread::loop() {
   std::unique_lock lock(mutex_);
-  auto idle_since = SteadyClock::now();
+  auto idle_since = Clock::now();
   while (true) {
     changed_.wait(lock, [&] { return stopping_ || !waiting_.empty(); });
     if (stopping_) return;
@@ -98,7 +97,7 @@ void StageThread::loop() {
     } catch (const std::exception& e) {  // the engine hears of it when it waits for the result
       transport_->abort(e.what());
     }
-    idle_since = SteadyClock::now();
+    idle_since = Clock::now();
     lock.lock();
     computing_ = false;
     if (device_lost) device_lost_ = device_lost;
@@ -110,7 +109,7 @@ void StageThread::loop() {
 
 // The stage's rows, or why there are none: the others wait for either.
 void StageThread::compute(Step& step, double waited_ms) {
-  const auto start = SteadyClock::now();
+  const auto start = Clock::now();
   report_ = {};
   try {
     runner_.copy_pages(step.copies);

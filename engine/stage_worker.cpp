@@ -21,7 +21,6 @@ namespace bam {
 namespace {
 
 using std::chrono::milliseconds;
-using SteadyClock = std::chrono::steady_clock;
 using wire::Head;
 using wire::Kind;
 using wire::Reader;
@@ -29,7 +28,7 @@ using wire::WireError;
 using wire::Writer;
 
 constexpr milliseconds kLook{200};        // how often a thread that waits looks whether it should stop
-constexpr milliseconds kFormSlice{2000};  // likewise, where the group is formed
+constexpr milliseconds kJoinSlice{2000};  // likewise, where the group is formed
 constexpr milliseconds kWelcomeTimeout{60000}, kFarewell{5000};
 
 // One rank in one group.
@@ -78,9 +77,9 @@ class StageLoop {
 
   // Who leaves first takes the group along, before others have heard that it is over: that is for rank 0 to do.
   void leave_last() {
-    const auto until = SteadyClock::now() + kFarewell;
+    const auto until = Clock::now() + kFarewell;
     try {
-      while (!stop_.stop_requested() && SteadyClock::now() < until) {
+      while (!stop_.stop_requested() && Clock::now() < until) {
         transport_.receive(0, Channel::kPlan, plan_message_, kLook);
       }
     } catch (const PeerLost&) {
@@ -106,10 +105,10 @@ class StageLoop {
     Writer hello(reply_, {Kind::kHello, epoch_, 0});
     write(hello, info_);
     send_done();
-    const auto until = SteadyClock::now() + kWelcomeTimeout;
+    const auto until = Clock::now() + kWelcomeTimeout;
     while (!transport_.receive(0, Channel::kPlan, plan_message_, kLook)) {
       if (stop_.stop_requested()) return;
-      if (SteadyClock::now() > until) throw WireError("rank 0 does not answer");
+      if (Clock::now() > until) throw WireError("rank 0 does not answer");
     }
     Reader answer(plan_message_);
     if (answer.head().kind == Kind::kRefused) throw UsageError("{}", answer.text(4096));
@@ -149,7 +148,7 @@ class StageLoop {
   void step(Reader& reader) {
     decode(reader, limits_, plan_);
     tables_.apply(plan_, sequences_);
-    const auto planned = SteadyClock::now();
+    const auto planned = Clock::now();
     std::optional<Reader> rows = take_rows(reader.head().step);
     if (!rows) return;
     read(*rows, report_);
@@ -181,7 +180,7 @@ class StageLoop {
 
   // False: it failed, and the report says why.
   bool run(std::span<const float> rows, std::span<std::byte> out) {
-    const auto start = SteadyClock::now();
+    const auto start = Clock::now();
     tokens_.assign(static_cast<size_t>(plan_.num_rows()), 0);
     StageRunner::Input input{tokens_, sequences_, plan_.logit_rows, plan_.host_rows, &plan_.draws, plan_.wants_hidden};
     input.residual_in = rows.data();
@@ -296,14 +295,14 @@ class StageLoop {
 // Null: it is to stop.
 std::unique_ptr<Transport> join(GroupSource& source, double timeout_s, uint64_t& epoch, const std::stop_token& stop) {
   const auto until =
-      SteadyClock::now() + std::chrono::duration_cast<SteadyClock::duration>(std::chrono::duration<double>(timeout_s));
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
   while (!stop.stop_requested()) {
-    const auto left = std::chrono::duration_cast<milliseconds>(until - SteadyClock::now());
+    const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now());
     if (left <= milliseconds(0)) throw Error("rank {}: no group within {:g} s", source.rank(), timeout_s);
-    const auto slice = std::min(left, kFormSlice);
-    const auto asked = SteadyClock::now();
+    const auto slice = std::min(left, kJoinSlice);
+    const auto asked = Clock::now();
     if (auto transport = source.form(slice, epoch)) return transport;
-    if (SteadyClock::now() - asked < slice / 2) throw Error("rank {}: there will be no further group", source.rank());
+    if (Clock::now() - asked < slice / 2) throw Error("rank {}: there will be no further group", source.rank());
   }
   return nullptr;
 }

@@ -41,6 +41,7 @@ struct PrefixStoreStats {
 struct EngineStats {
   EngineStats();
   std::atomic<uint64_t> steps{0}, prompt_tokens{0}, generated_tokens{0}, preemptions{0}, pauses{0};
+  std::atomic<uint64_t> deferred_samples{0};                     // by the budget of masks
   std::atomic<uint64_t> prefix_queries{0}, prefix_hits{0};       // in tokens
   std::atomic<uint64_t> drafts_proposed{0}, drafts_accepted{0};  // guesses computed along, and those that were right
   std::array<std::atomic<uint64_t>, 5> finished{};               // by FinishReason

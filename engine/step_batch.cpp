@@ -55,7 +55,9 @@ void StepBatch::append(const ScheduledRows& scheduled, const AppendDraw& append_
       draws.rows[i].row = static_cast<int32_t>(entry.logit_offset + i - first_draw);
     }
   } else {
-    for (int64_t i = 0; i < entry.num_logits; ++i) {
+    // Rows that are pooled go no further than the final norm, but for the one that predicts.
+    const int64_t first = s.wants_hidden ? entry.num_logits - static_cast<int64_t>(entry.samples) : 0;
+    for (int64_t i = first; i < entry.num_logits; ++i) {
       host_rows.push_back(static_cast<int32_t>(entry.logit_offset) + static_cast<int32_t>(i));
     }
   }

@@ -23,6 +23,10 @@ class TokenConstraint {
   // Why no token is allowed any more although only allowed ones were accepted, in words for the client that name the
   // constraint; empty: it works.
   virtual std::string_view failure() const { return {}; }
+  // What all calls have cost so far, in units of about 10 ns: counted, not measured.
+  virtual uint64_t work() const { return 0; }
+  // The next mask is at hand and costs no work.
+  virtual bool mask_known() const { return true; }
   // True when nothing but the end may follow.
   virtual bool finished() const = 0;
   // A fresh copy in the initial state, for the other choices of n > 1 and after preemption.

@@ -1,12 +1,15 @@
 // A small real model behind a real engine, and sinks that collect what it says.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/engine.h"
@@ -17,6 +20,9 @@
 #include "tests/support/temp_dir.h"
 
 namespace bam::testing {
+
+// After so long something hangs. It bounds every wait and measures nothing: no test may need a fast machine.
+inline constexpr std::chrono::minutes kPatience{5};
 
 // Everything one request produced.
 struct Outcome {
@@ -48,9 +54,18 @@ class CollectingSink : public EventSink {
   bool on_events(std::vector<Event>&& events) override {
     const std::lock_guard lock(mutex_);
     for (Event& event : events) take(event);
+    if (condition_ && condition_(outcome_)) std::exchange(condition_, nullptr), action_();
     changed_.notify_all();
     return !gone_;
   }
+  // Before it is submitted: does something while the engine delivers what makes `condition` true, so that nothing else has
+  // been computed since, however late another thread would have looked.
+  void when(std::function<bool(const Outcome&)> condition, std::function<void()> action) {
+    condition_ = std::move(condition);
+    action_ = std::move(action);
+  }
+  // For an action: from these events on nobody is there.
+  void is_gone() { gone_ = true; }
 
   Outcome wait() {
     std::unique_lock lock(mutex_);
@@ -66,10 +81,6 @@ class CollectingSink : public EventSink {
   Outcome peek() {
     const std::lock_guard lock(mutex_);
     return outcome_;
-  }
-  void go_away() {
-    const std::lock_guard lock(mutex_);
-    gone_ = true;
   }
 
  private:
@@ -101,6 +112,8 @@ class CollectingSink : public EventSink {
   std::condition_variable changed_;
   Outcome outcome_;
   bool gone_ = false;
+  std::function<bool(const Outcome&)> condition_;
+  std::function<void()> action_;
 };
 
 // A random checkpoint with near-sighted, wide and flat heads: some pages are freed early, others never.

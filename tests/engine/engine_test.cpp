@@ -12,6 +12,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using testing::CollectingSink;
+using testing::kPatience;
 using testing::make_request;
 using testing::Outcome;
 using testing::random_prompt;
@@ -219,12 +220,12 @@ TEST_F(EngineTest, CancelInTheMiddleOfAPrefillFreesPagesAndTheRetryContinues) {
   Engine& engine = start(config);
   Request request = make_request("long", random_prompt(rng_, 20000), 2);
   auto sink = std::make_shared<CollectingSink>();
+  sink->when([](const Outcome& o) { return !o.progress.empty() && o.progress.back().processed > 2000; },
+             [&] { EXPECT_TRUE(engine.cancel("long")); });
   ASSERT_EQ(engine.submit(request, sink).status, SubmitStatus::kAccepted);
-  sink->wait_for([](const Outcome& o) { return !o.progress.empty() && o.progress.back().processed > 2000; });
-  EXPECT_TRUE(engine.cancel("long"));
   const Outcome o = sink->wait();
   EXPECT_EQ(o.choices[0].finish.reason, FinishReason::kCancelled);
-  ASSERT_TRUE(engine.drain(5s));
+  ASSERT_TRUE(engine.drain(kPatience));
   const int64_t processed = o.progress.back().processed;
   EXPECT_LT(processed, 20000);
   const auto picture = engine.picture();
@@ -238,10 +239,10 @@ TEST_F(EngineTest, ASinkThatIsGoneCancelsAndTheRetryReportsCachedTokens) {
   start(config);
   Request request = make_request("long", random_prompt(rng_, 12000), 2);
   auto sink = std::make_shared<CollectingSink>();
+  sink->when([](const Outcome& o) { return !o.progress.empty() && o.progress.back().processed > 1000; },
+             [&] { sink->is_gone(); });
   ASSERT_EQ(engine_->submit(request, sink).status, SubmitStatus::kAccepted);
-  sink->wait_for([](const Outcome& o) { return !o.progress.empty() && o.progress.back().processed > 1000; });
-  sink->go_away();
-  const auto end = std::chrono::steady_clock::now() + 120s;
+  const auto end = std::chrono::steady_clock::now() + kPatience;
   const auto cancelled = [&] { return engine_->stats().finished[static_cast<size_t>(FinishReason::kCancelled)] == 1; };
   // Snapshots are published now and then: the request is gone when it was counted and a later picture shows no page.
   while ((!cancelled() || engine_->picture()->running > 0 || engine_->picture()->pages_used > 0) &&
@@ -264,7 +265,7 @@ TEST_F(EngineTest, DrainLetsRunningWorkFinishAndRefusesNewWork) {
   request.sampling.ignore_eos = true;
   auto sink = std::make_shared<CollectingSink>();
   ASSERT_EQ(engine_->submit(request, sink).status, SubmitStatus::kAccepted);
-  EXPECT_TRUE(engine_->drain(30s));
+  EXPECT_TRUE(engine_->drain(kPatience));
   EXPECT_EQ(sink->wait().choices[0].tokens.size(), 50u);
   EXPECT_EQ(engine_->submit(make_request("b", {5}, 1), sink).status, SubmitStatus::kDraining);
 }
@@ -293,7 +294,7 @@ TEST_F(EngineTest, SnapshotsAndPredictionsDescribeLiveWork) {
     const auto s = engine_->picture();
     return !s->requests.empty() && s->requests[0].generated_tokens > 0;
   };
-  const auto deadline = Clock::now() + 60s;
+  const auto deadline = Clock::now() + kPatience;
   while (!described() && Clock::now() < deadline) std::this_thread::sleep_for(5ms);
   const auto s = engine_->picture();
   ASSERT_EQ(s->requests.size(), 1u);
@@ -379,7 +380,7 @@ TEST_F(NanTest, ANanRequestFailsAloneAndLeavesNothingBehind) {
     // Shares the blocks of good[5] only; what the bad request computed itself is gone.
     EXPECT_LE(retry->wait().choices[0].finish.cached_tokens, 64 * 6);
   }
-  ASSERT_TRUE(engine.drain(5s));
+  ASSERT_TRUE(engine.drain(kPatience));
   EXPECT_EQ(engine.picture()->pages_used, 0);
 }
 

@@ -82,7 +82,7 @@ Totals run_with_pauses(const std::filesystem::path& checkpoint, EngineConfig con
     std::this_thread::yield();
   }
   for (size_t i = 0; i < sinks.size(); ++i) expect_same(requests[i], expected[i], sinks[i]->wait());
-  EXPECT_TRUE(engine.drain(std::chrono::seconds(60)));
+  EXPECT_TRUE(engine.drain(testing::kPatience));
   EXPECT_EQ(engine.picture()->pages_used, 0);
   return Totals(engine.stats());
 }
@@ -106,7 +106,7 @@ Totals run_together(const std::filesystem::path& checkpoint, EngineConfig config
     }
     for (size_t i = 0; i < sinks.size(); ++i) expect_same(requests[i], expected[i], sinks[i]->wait());
   }
-  EXPECT_TRUE(engine.drain(std::chrono::seconds(60)));
+  EXPECT_TRUE(engine.drain(testing::kPatience));
   const auto picture = engine.picture();
   EXPECT_EQ(picture->pages_free + picture->pages_cached, picture->pages_total);
   return Totals(engine.stats());

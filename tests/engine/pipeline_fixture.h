@@ -104,7 +104,7 @@ inline std::vector<Outcome> run_all(Engine& engine, const std::vector<Request>& 
 
 // Nothing is used any more, and nothing is missing.
 inline void expect_conserved(Engine& engine) {
-  EXPECT_TRUE(engine.drain(std::chrono::seconds(60)));
+  EXPECT_TRUE(engine.drain(testing::kPatience));
   const auto picture = engine.picture();
   for (const StagePicture& stage : picture->stages) {
     EXPECT_EQ(stage.pages_used, 0);

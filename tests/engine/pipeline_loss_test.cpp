@@ -24,6 +24,8 @@ using testing::TempDir;
 using testing::Worker;
 using testing::WorkerOptions;
 
+bool begun_to_speak(const Outcome& o) { return o.choices[0].tokens.size() > 3; }
+
 class PipelineLoss : public testing::PipelineSuite {
  protected:
   static const std::vector<Outcome>& expected() {
@@ -56,13 +58,21 @@ TEST_F(PipelineLoss, WhileDraining) {
   tap.kills = [&](int rank, int64_t) { return rank == 1 && now.exchange(false); };
   Pipeline pipeline(checkpoint(), small_config(), 3, steady_time(), tapped(tap));
   std::vector<std::shared_ptr<CollectingSink>> sinks;
+  std::promise<void> begun, draining;
   for (const Request& request : requests()) {
     sinks.push_back(std::make_shared<CollectingSink>(request.n));
+    if (sinks.size() == 1) sinks[0]->when(begun_to_speak, [&] { begun.set_value(), draining.get_future().wait(); });
     ASSERT_EQ(pipeline.engine().submit(request, sinks.back()).status, SubmitStatus::kAccepted);
   }
-  sinks[0]->wait_for([](const Outcome& o) { return o.choices[0].tokens.size() > 3; });
-  auto drained = std::async(std::launch::async, [&] { return pipeline.engine().drain(std::chrono::seconds(120)); });
+  begun.get_future().wait();
+  auto drained = std::async(std::launch::async, [&] { return pipeline.engine().drain(testing::kPatience); });
+  auto is_draining = [&, number = 0]() mutable {
+    const Request late = make_request("late-" + std::to_string(++number), {5}, 1);
+    return pipeline.engine().submit(late, std::make_shared<CollectingSink>()).status == SubmitStatus::kDraining;
+  };
+  while (!is_draining()) std::this_thread::yield();
   now = true;
+  draining.set_value();
   EXPECT_TRUE(drained.get());
   for (size_t i = 0; i < sinks.size(); ++i) expect_same(requests()[i], expected()[i], sinks[i]->wait());
   EXPECT_EQ(pipeline.engine().stats().group_losses.load(), 1u);
@@ -74,10 +84,9 @@ TEST_F(PipelineLoss, ARankRejoinsUnderLoad) {
   std::vector<std::shared_ptr<CollectingSink>> sinks;
   for (const Request& request : requests()) {
     sinks.push_back(std::make_shared<CollectingSink>(request.n));
+    if (sinks.size() == 1) sinks[0]->when(begun_to_speak, [&] { pipeline.worker(2).stop(); });
     ASSERT_EQ(pipeline.engine().submit(request, sinks.back()).status, SubmitStatus::kAccepted);
   }
-  sinks[0]->wait_for([](const Outcome& o) { return o.choices[0].tokens.size() > 3; });
-  pipeline.worker(2).stop();
   EXPECT_EQ(pipeline.worker(2).join(), "");
   while (pipeline.engine().ready()) std::this_thread::yield();
   EXPECT_FALSE(pipeline.engine().picture()->stages.empty());
@@ -151,7 +160,7 @@ TEST_F(PipelineLoss, AGroupThatDoesNotComeBackEndsTheServer) {
   endless.sampling.ignore_eos = true;
   auto sink = std::make_shared<CollectingSink>();
   ASSERT_EQ(pipeline.engine().submit(endless, sink).status, SubmitStatus::kAccepted);
-  sink->wait_for([](const Outcome& o) { return o.choices[0].tokens.size() > 3; });
+  sink->wait_for(begun_to_speak);
   pipeline.worker(1).stop();
   EXPECT_NE(lost.get_future().get().find("did not come together within 1.5 s"), std::string::npos);
   EXPECT_EQ(sink->wait().choices[0].finish.reason, FinishReason::kError);

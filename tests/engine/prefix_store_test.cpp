@@ -110,7 +110,7 @@ TEST_F(PrefixStoreTest, ItCanBeCancelledMeanwhile) {
   pass_by();
   EXPECT_TRUE(engine_->cancel("long"));
   EXPECT_EQ(sink->wait().choices[0].finish.reason, FinishReason::kCancelled);
-  EXPECT_TRUE(engine_->drain(std::chrono::minutes(1)));
+  EXPECT_TRUE(engine_->drain(testing::kPatience));
   engine_->use_prefix_store(nullptr);
 }
 

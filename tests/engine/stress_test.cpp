@@ -105,7 +105,7 @@ TEST(EngineStress, SubmitCancelAndDisconnectFromManyThreads) {
     wait_for_accepted(accepted + 100);
     stop = true;
     for (std::thread& thread : threads) thread.join();
-    if (engine.drain(60s)) {
+    if (engine.drain(testing::kPatience)) {
       EXPECT_EQ(engine.picture()->pages_used, 0);
     } else {
       ADD_FAILURE() << "requests are left over";
