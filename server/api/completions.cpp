@@ -49,16 +49,26 @@ class GenerationJob::Sink : public EventSink {
   Sink(std::shared_ptr<GenerationJob> job, size_t prompt) : job_(std::move(job)), prompt_(prompt) {}
 
   bool on_events(std::vector<Event>&& events) override {
+    try {
+      hand_on(std::move(events));
+    } catch (const std::bad_alloc&) {  // what is lost now cannot be said later
+      job_->call_->post(
+          [job = job_] { job->fail(ApiError::unavailable("The server is out of memory.", "out_of_memory", 1)); });
+      throw;
+    }
+    return true;
+  }
+
+ private:
+  void hand_on(std::vector<Event>&& events) {
     switch (job_->inbox_.push(prompt_, std::move(events))) {
       case EventInbox::Pushed::kWake: job_->call_->post([job = job_] { job->on_wake(); }); break;
       case EventInbox::Pushed::kWaiting: break;
       // The engine was told to stop or cancel; saying that nobody listens would overtake that and count as an abort.
       case EventInbox::Pushed::kClosed: break;
     }
-    return true;
   }
 
- private:
   std::shared_ptr<GenerationJob> job_;
   size_t prompt_;
 };
@@ -247,15 +257,19 @@ void GenerationJob::on_finish(Prompt& prompt, const FinishEvent& finish) {
   prompt.cached_tokens = std::max(prompt.cached_tokens, finish.cached_tokens);
   ChoiceDecoder& decoder = *prompt.choices[static_cast<size_t>(finish.choice)].decoder;
   if (decoder.finished()) return;  // it met a stop string before
+  std::optional<ApiError> error;
   if (finish.reason == FinishReason::kTimeout) {
-    fail(ApiError::timeout(finish.message.empty() ? "The request took too long." : finish.message,
-                           request_.own_timeout));
+    error =
+        ApiError::timeout(finish.message.empty() ? "The request took too long." : finish.message, request_.own_timeout);
+  } else if (finish.dead_end) {
+    error = constraint_error(request_, fmt::format("{} (at token {})", finish.message, finish.generated_tokens + 1));
   } else if (finish.reason == FinishReason::kError) {
     log::error("request {}: {}", prompt.engine_id, finish.message);
-    fail(ApiError::internal(finish.message.empty() ? "The engine failed on this request." : finish.message));
-  } else {
-    decoder.finish(finish.reason);
+    error = ApiError::internal(finish.message.empty() ? "The engine failed on this request." : finish.message);
   }
+  if (!error) return decoder.finish(finish.reason);
+  if (writer_) deliver();  // tokens that came in the same wake-up stand before the error
+  fail(*error);
 }
 
 void GenerationJob::deliver() {

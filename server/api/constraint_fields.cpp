@@ -47,24 +47,32 @@ void read_response_format(FieldReader& in, const std::string& key, GenerationReq
   const Json* format = in.object(key);
   if (!format) return;
   FieldReader fields(*format, key);
+  const auto may_name = [](FieldReader& schema) {  // what OpenAI lets stand beside a schema
+    for (const char* known : {"name", "description", "strict"}) schema.raw(known);
+  };
   const std::string type = fields.text("type", 64).value_or("");
-  // llama.cpp's spelling, also for json_object.
-  const Json* schema = fields.raw("schema");
-  if (type == "json_object" && !schema) {
+  const bool flat = format->contains("schema") && !(*format)["schema"].is_null();  // llama.cpp's spelling
+  if (type == "json_object" && !flat) {
     set_constraint(fields, out, {.kind = ConstraintSpec::Kind::kJsonObject, .param = "response_format"});
-  } else if (type == "json_object" || (type == "json_schema" && schema)) {
-    read_json_constraint(fields, "schema", *schema, out);
+  } else if (flat && (type == "json_object" || type == "json_schema")) {
+    may_name(fields);
+    read_json_constraint(fields, "schema", *fields.raw("schema"), out);
   } else if (type == "json_schema") {
+    may_name(fields);
     const Json* wrapper = fields.object("json_schema");
-    if (const Json* wrapped = wrapper && wrapper->contains("schema") ? &(*wrapper)["schema"] : nullptr) {
-      read_json_constraint(fields, "json_schema", *wrapped, out, "response_format.json_schema.schema");
+    if (wrapper && wrapper->contains("schema") && !(*wrapper)["schema"].is_null()) {
+      FieldReader wrapped(*wrapper, fields.name_of("json_schema"));
+      may_name(wrapped);
+      read_json_constraint(fields, "json_schema", *wrapped.raw("schema"), out, wrapped.name_of("schema"));
+      refuse_rest(wrapped);
+      fields.adopt(wrapped);
     } else {
       fields.fail("json_schema", "'response_format.json_schema.schema' is missing.");
     }
   } else if (type != "text") {
     fields.fail("type", "'response_format.type' must be text, json_object or json_schema.");
   }
-  if (type != "json_schema") refuse_rest(fields);
+  refuse_rest(fields);
   in.adopt(fields);
 }
 
@@ -159,6 +167,8 @@ FieldKind<GenerationRequest> structured_outputs() {
       {"json_object", kAnyGeneration, Kinds::custom({{"type", "boolean"}}, json_object), "any JSON object"},
       // There is one implementation and nothing to fall back to.
       {"disable_fallback", kAnyGeneration, Kinds::ignored({{"type", "boolean"}}), "ignored"},
+      {"disable_any_whitespace", kAnyGeneration, Kinds::refused(Json::array({false}), ""), "refused"},
+      {"disable_additional_properties", kAnyGeneration, Kinds::refused(Json::array({false}), ""), "refused"},
   };
   FieldKind<GenerationRequest> kind = Kinds::object(fields);
   kind.set = [fields](FieldReader& in, const std::string& key, GenerationRequest& out) {
@@ -195,6 +205,7 @@ void read_bad_words(FieldReader& in, const std::string& key, GenerationRequest& 
 
 // clang-format off
 FieldTable<GenerationRequest> constraint_fields() {
+  constexpr const char* kOtherApi = "use 'response_format'";
   constexpr const char* kEager = "a grammar holds from the first token on";
   const Json allowed_ids = {{"type", "array"}, {"items", {{"type", "integer"}, {"minimum", 0}, {"maximum", INT32_MAX}}},
                             {"minItems", 1}, {"maxItems", limits::kAllowedTokenIds}};
@@ -208,6 +219,11 @@ FieldTable<GenerationRequest> constraint_fields() {
       {"allowed_token_ids", kAnyGeneration, Kinds::custom(allowed_ids, read_allowed_token_ids), "the only tokens that may be generated"},
       {"bad_words", kAnyGeneration, Kinds::custom(texts_schema(1, limits::kBadWords), read_bad_words), "words that may not come"},
       {"guided_decoding_backend", kAnyGeneration, Kinds::ignored({{"type", "string"}}), "names an implementation; ignored"},
+      {"logits_processors", kAnyGeneration, Kinds::refused(Json::array({Json::array()}), ""), "refused"},
+      {"format", kAnyGeneration, Kinds::refused(Json::array({""}), kOtherApi), "refused: another API's response_format"},
+      {"text", kAnyGeneration, Kinds::refused(Json::array({Json::object()}), kOtherApi), "refused, likewise"},
+      {"output_config", kAnyGeneration, Kinds::refused(Json::array({Json::object()}), kOtherApi), "refused, likewise"},
+      {"output_format", kAnyGeneration, Kinds::refused(Json::array(), kOtherApi), "refused, likewise"},
       {"guided_whitespace_pattern", kAnyGeneration, Kinds::refused(Json::array(), ""), "refused"},
       {"structural_tag", kAnyGeneration, Kinds::refused(Json::array(), ""), "refused"},
       {"guided_decoding", kAnyGeneration, Kinds::refused(Json::array(), ""), "refused"},

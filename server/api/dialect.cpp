@@ -42,6 +42,14 @@ void rename(Json& object, const char* from, const char* to) {
   if (!value.is_null()) object[to] = std::move(value);
 }
 
+std::optional<ApiError> set_response_format(Json& body, Json format, const std::string& name) {
+  if (body.contains("response_format") && !body["response_format"].is_null()) {
+    return ApiError::invalid(fmt::format("'{}' and 'response_format' cannot be combined.", name), name);
+  }
+  body["response_format"] = std::move(format);
+  return std::nullopt;
+}
+
 std::string utc_time(int64_t unix_seconds) {
   return fmt::format("{:%Y-%m-%dT%H:%M:%S}Z", fmt::gmtime(static_cast<std::time_t>(unix_seconds)));
 }

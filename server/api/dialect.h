@@ -36,6 +36,9 @@ Json take(Json& object, const char* key);
 // Moves a member to another name, unless it is absent or null.
 void rename(Json& object, const char* from, const char* to);
 
+// `name` is what the dialect calls it. Refused when the body has one already: neither may be dropped.
+std::optional<ApiError> set_response_format(Json& body, Json format, const std::string& name);
+
 // 2026-01-31T12:00:00Z
 std::string utc_time(int64_t unix_seconds);
 

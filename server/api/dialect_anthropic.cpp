@@ -16,7 +16,7 @@ ApiError bad_content(const std::string& where, const std::string& why) {
 }
 
 // A string, or blocks of text.
-ApiResult<std::string> text_of(const Json& content, const std::string& where) {
+ApiResult<std::string> text_of_blocks(const Json& content, const std::string& where) {
   if (content.is_null()) return std::string();
   if (content.is_string()) return content.get<std::string>();
   if (!content.is_array()) return bad_content(where, "must be a text or an array of blocks.");
@@ -52,7 +52,7 @@ std::optional<ApiError> translate_message(const Json& message, const std::string
              {"function",
               {{"name", block.value("name", Json())}, {"arguments", block.value("input", Json::object())}}}});
       } else if (type == "tool_result" && role == "user") {
-        auto result = text_of(block.value("content", Json()), at + ".content");
+        auto result = text_of_blocks(block.value("content", Json()), at + ".content");
         if (!result) return result.error();
         out.push_back({{"role", "tool"},
                        {"tool_call_id", block.value("tool_use_id", Json(""))},
@@ -64,7 +64,7 @@ std::optional<ApiError> translate_message(const Json& message, const std::string
     // Nothing but results of tools.
     if (text.empty() && calls.empty() && !out.empty() && out.back()["role"] == "tool") return std::nullopt;
   } else {
-    auto plain = text_of(content, where + ".content");
+    auto plain = text_of_blocks(content, where + ".content");
     if (!plain) return plain.error();
     text = *std::move(plain);
   }
@@ -74,14 +74,14 @@ std::optional<ApiError> translate_message(const Json& message, const std::string
   return std::nullopt;
 }
 
-std::optional<ApiError> translate_messages(Json& body) {
+std::optional<ApiError> messages_from_anthropic(Json& body) {
   Json messages = take(body, "messages"), translated = Json::array();
   if (!messages.is_array() || messages.empty() || messages.size() > limits::kMessages) {
     return ApiError::invalid(fmt::format("'messages' must be an array of 1 to {} messages.", limits::kMessages),
                              "messages");
   }
   if (Json system = take(body, "system"); !system.is_null()) {
-    auto text = text_of(system, "system");
+    auto text = text_of_blocks(system, "system");
     if (!text) return text.error();
     translated.push_back({{"role", "system"}, {"content", *std::move(text)}});
   }
@@ -92,7 +92,7 @@ std::optional<ApiError> translate_messages(Json& body) {
   return std::nullopt;
 }
 
-std::optional<ApiError> translate_tools(Json& body) {
+std::optional<ApiError> tools_from_anthropic(Json& body) {
   if (const auto tools = body.find("tools"); tools != body.end() && tools->is_array()) {
     for (size_t i = 0; i < tools->size(); ++i) {
       Json& tool = (*tools)[i];
@@ -126,11 +126,35 @@ std::optional<ApiError> translate_tools(Json& body) {
   return std::nullopt;
 }
 
+// output_config.format, and output_format as it was called before.
+std::optional<ApiError> format_from_anthropic(Json& body) {
+  Json config = take(body, "output_config"), format = take(body, "output_format");
+  std::string name = "output_format";
+  if (config.is_object()) {
+    config.erase("effort");  // there is one
+    if (Json configured = take(config, "format"); !configured.is_null()) {
+      if (!format.is_null())
+        return ApiError::invalid("'output_format' is 'output_config.format'; one is enough.", name);
+      format = std::move(configured);
+      name = "output_config.format";
+    }
+  }
+  if (!config.is_null() && !config.empty()) {
+    return ApiError::invalid("'output_config' must be an object with 'format' or 'effort'.", "output_config");
+  }
+  if (format.is_null()) return std::nullopt;
+  if (!format.is_object() || take(format, "type") != "json_schema") {
+    return ApiError::invalid(fmt::format("'{}' must be an object with the type json_schema.", name), name);
+  }
+  return set_response_format(body, {{"type", "json_schema"}, {"json_schema", std::move(format)}}, name);
+}
+
 // A body of this API as one of chat.
 std::optional<ApiError> translate(Json& body) {
   if (body.contains("n") && body["n"] != 1) return ApiError::invalid("'n' is not supported by /v1/messages.", "n");
-  if (auto error = translate_messages(body)) return error;
-  if (auto error = translate_tools(body)) return error;
+  if (auto error = messages_from_anthropic(body)) return error;
+  if (auto error = tools_from_anthropic(body)) return error;
+  if (auto error = format_from_anthropic(body)) return error;
   rename(body, "stop_sequences", "stop");
   if (Json thinking = take(body, "thinking"); thinking.is_object() && thinking.value("type", Json()) == "enabled") {
     return ApiError::invalid("'thinking' is not supported: BAM models have no thoughts apart from their text.",
@@ -278,7 +302,7 @@ void handle_messages(ServerContext& context, CallPtr call) {
   start_dialect(context, std::move(call), *body, ApiKind::kChat,
                 {.id_prefix = "msg_",
                  .make_writer = [](const ReplyMeta& meta) { return std::make_unique<AnthropicWriter>(meta); },
-                 .renamed = {{"stop", "stop_sequences"}}});
+                 .renamed = {{"stop", "stop_sequences"}, {"response_format.json_schema", "output_config.format"}}});
 }
 
 void handle_count_tokens(ServerContext& context, CallPtr call) {

@@ -128,7 +128,7 @@ ApiResult<EmbeddingOptions> read_options(const ServingModel& model, Json& body) 
 }
 
 template <typename Writer>
-void start(ServerContext& context, CallPtr call, Json body) {
+void start_embeddings(ServerContext& context, CallPtr call, Json body) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
   auto options = read_options(model, body);
   if (!options) return call->reply(options.error());
@@ -143,7 +143,7 @@ void start(ServerContext& context, CallPtr call, Json body) {
 }  // namespace
 
 void handle_embeddings(ServerContext& context, CallPtr call) {
-  if (auto body = read_body(*call)) start<OpenAiEmbeddings>(context, std::move(call), *std::move(body));
+  if (auto body = read_body(*call)) start_embeddings<OpenAiEmbeddings>(context, std::move(call), *std::move(body));
 }
 
 void handle_ollama_embed(ServerContext& context, CallPtr call) {
@@ -151,7 +151,7 @@ void handle_ollama_embed(ServerContext& context, CallPtr call) {
   if (!body) return;
   if (const auto error = translate_ollama(*body)) return call->reply(*error);
   if (const Json truncate = take(*body, "truncate"); truncate != false) (*body)["truncate_prompt_tokens"] = -1;
-  start<OllamaEmbeddings>(context, std::move(call), *std::move(body));
+  start_embeddings<OllamaEmbeddings>(context, std::move(call), *std::move(body));
 }
 
 }  // namespace bam

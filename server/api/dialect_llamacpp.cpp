@@ -177,9 +177,7 @@ void handle_llamacpp_completion(ServerContext& context, CallPtr call) {
   }
   if (Json wanted = take(*body, "return_tokens"); wanted == true) (*body)["return_token_ids"] = true;
   if (const auto seed = body->find("seed"); seed != body->end() && *seed == -1) body->erase(seed);
-  for (const char* key :
-       {"cache_prompt", "id_slot", "samplers", "n_keep", "timings_per_token", "post_sampling_probs", "response_fields"})
-    body->erase(key);
+  for (const char* key : {"cache_prompt", "id_slot", "n_keep"}) body->erase(key);
   start_dialect(
       context, std::move(call), *body, ApiKind::kCompletion,
       {.id_prefix = "cmpl-",

@@ -41,25 +41,26 @@ std::optional<ApiError> translate_options(Json& body) {
   } else if (!limit.is_null()) {
     body["max_tokens"] = std::move(limit);
   }
-  for (const auto& [key, value] : options.items()) body[key] = value;
-  return std::nullopt;
-}
-
-std::optional<ApiError> translate_format(Json& body) {
-  Json format = take(body, "format");
-  if (format.is_null() || format == "") return std::nullopt;
-  if (format == "json") {
-    body["response_format"] = {{"type", "json_object"}};
-  } else if (format.is_object()) {
-    body["response_format"] = {{"type", "json_schema"}, {"json_schema", {{"schema", std::move(format)}}}};
-  } else {
-    return ApiError::invalid("'format' must be \"json\" or a JSON schema.", "format");
+  for (const auto& [key, value] : options.items()) {
+    if (body.contains(key) && body[key] != value) {
+      return ApiError::invalid(fmt::format("'options.{}' and '{}' disagree.", key, key), "options." + key);
+    }
+    body[key] = value;
   }
   return std::nullopt;
 }
 
+std::optional<ApiError> format_from_ollama(Json& body) {
+  Json format = take(body, "format");
+  if (format.is_null() || format == "") return std::nullopt;
+  if (format == "json") return set_response_format(body, {{"type", "json_object"}}, "format");
+  if (!format.is_object()) return ApiError::invalid("'format' must be \"json\" or a JSON schema.", "format");
+  return set_response_format(body, {{"type", "json_schema"}, {"json_schema", {{"schema", std::move(format)}}}},
+                             "format");
+}
+
 // Ollama's calls have no ids and no types, and a tool's answer names the tool.
-std::optional<ApiError> translate_messages(Json& body) {
+std::optional<ApiError> messages_from_ollama(Json& body) {
   const auto messages = body.find("messages");
   if (messages == body.end() || !messages->is_array()) return std::nullopt;  // the parser says what is wrong
   for (size_t i = 0; i < messages->size(); ++i) {
@@ -158,7 +159,7 @@ class OllamaWriter final : public ReplyWriter {
   std::string reason_;
 };
 
-void start(ServerContext& context, CallPtr call, Json body, ApiKind kind, bool chat) {
+void start_ollama(ServerContext& context, CallPtr call, Json body, ApiKind kind, bool chat) {
   const Tokenizer& tokenizer = context.model.load(std::memory_order_acquire)->tokenizer;
   std::optional<size_t> num_top;
   if (body.value("logprobs", Json()) == true) {
@@ -175,7 +176,9 @@ void start(ServerContext& context, CallPtr call, Json body, ApiKind kind, bool c
                      [&tokenizer, chat, num_top](const ReplyMeta& meta) {
                        return std::make_unique<OllamaWriter>(tokenizer, meta, chat, num_top);
                      },
-                 .renamed = {{"max_tokens", "options.num_predict"}, {"response_format", "format"}}});
+                 .renamed = {{"max_tokens", "options.num_predict"},
+                             {"response_format.json_schema.schema", "format"},
+                             {"response_format", "format"}}});
 }
 
 // Ollama's clients load a model by asking for nothing.
@@ -221,7 +224,7 @@ Json model_entry(const ServingModel& model, const std::string& name) {
 std::optional<ApiError> translate_ollama(Json& body) {
   translate_model(body);
   if (auto error = translate_options(body)) return error;
-  if (auto error = translate_format(body)) return error;
+  if (auto error = format_from_ollama(body)) return error;
   if (const Json thinks = take(body, "think"); !thinks.is_null() && thinks != false) {
     return ApiError::invalid("'think' is not supported: BAM models have no thoughts apart from their text.", "think");
   }
@@ -238,8 +241,8 @@ void handle_ollama_chat(ServerContext& context, CallPtr call) {
   if (!body) return;
   if (asks_nothing(*body, "messages")) return reply_loaded(context, *call, *body, true);
   if (const auto error = translate_ollama(*body)) return call->reply(*error);
-  if (const auto error = translate_messages(*body)) return call->reply(*error);
-  start(context, std::move(call), *body, ApiKind::kChat, true);
+  if (const auto error = messages_from_ollama(*body)) return call->reply(*error);
+  start_ollama(context, std::move(call), *body, ApiKind::kChat, true);
 }
 
 void handle_ollama_generate(ServerContext& context, CallPtr call) {
@@ -256,13 +259,13 @@ void handle_ollama_generate(ServerContext& context, CallPtr call) {
   const Json raw = take(*body, "raw");
   Json system = take(*body, "system");
   if (raw == true || !model.chat_template) {
-    return start(context, std::move(call), *body, ApiKind::kCompletion, false);
+    return start_ollama(context, std::move(call), *body, ApiKind::kCompletion, false);
   }
   Json messages = Json::array();
   if (system.is_string() && system != "") messages.push_back({{"role", "system"}, {"content", std::move(system)}});
   messages.push_back({{"role", "user"}, {"content", take(*body, "prompt")}});
   (*body)["messages"] = std::move(messages);
-  start(context, std::move(call), *body, ApiKind::kChat, false);
+  start_ollama(context, std::move(call), *body, ApiKind::kChat, false);
 }
 
 void handle_ollama_tags(ServerContext& context, CallPtr call) {

@@ -13,7 +13,7 @@ namespace bam {
 namespace {
 
 // The text of a message's content or of a tool's output: a string, or a list of parts with texts.
-std::optional<std::string> text_of(const Json& content) {
+std::optional<std::string> text_of_parts(const Json& content) {
   if (content.is_null()) return "";
   if (content.is_string()) return content.get<std::string>();
   if (!content.is_array()) return std::nullopt;
@@ -38,7 +38,7 @@ ApiResult<Json> messages_of(const Json& items, Json messages) {
     if (!item.is_object()) return refuse("must be an object.");
     const Json type = item.value("type", Json("message"));
     if (type == "message") {
-      const auto text = text_of(item.value("content", Json()));
+      const auto text = text_of_parts(item.value("content", Json()));
       const Json role = item.value("role", Json());
       if (!role.is_string()) return refuse("needs a 'role'.");
       if (!text) return refuse("must have text as its content; this model reads text only.");
@@ -55,7 +55,7 @@ ApiResult<Json> messages_of(const Json& items, Json messages) {
       if (calls.is_null()) calls = Json::array();
       calls.push_back(std::move(call));
     } else if (type == "function_call_output") {
-      const auto text = text_of(item.value("output", Json()));
+      const auto text = text_of_parts(item.value("output", Json()));
       if (!text) return refuse("must have text as its output.");
       messages.push_back({{"role", "tool"}, {"tool_call_id", item.value("call_id", Json(""))}, {"content", *text}});
     } else if (type != "reasoning") {  // another model's thoughts: there is no place for them in a template
@@ -74,7 +74,7 @@ Json nested_function(const Json& flat) {
   return {{"type", "function"}, {"function", std::move(function)}};
 }
 
-void translate_tools(Json& body) {
+void tools_from_responses(Json& body) {
   if (const auto tools = body.find("tools"); tools != body.end() && tools->is_array()) {
     for (Json& tool : *tools) tool = nested_function(tool);
   }
@@ -91,19 +91,23 @@ void translate_tools(Json& body) {
 }
 
 // text.format becomes response_format.
-std::optional<ApiError> translate_format(Json& body) {
+std::optional<ApiError> format_from_responses(Json& body) {
   Json text = take(body, "text");
   if (text.is_null()) return std::nullopt;
-  Json format = text.is_object() ? text.value("format", Json()) : Json();
-  if (!text.is_object() || !(format.is_null() || format.is_object())) {
-    return ApiError::invalid("'text' must be an object with 'format'.", "text");
+  if (!text.is_object()) return ApiError::invalid("'text' must be an object with 'format'.", "text");
+  Json format = take(text, "format");
+  text.erase("verbosity");
+  if (!text.empty()) {
+    const std::string name = "text." + text.items().begin().key();
+    return ApiError::invalid(fmt::format("'{}' is not supported.", name), name);
   }
   if (format.is_null()) return std::nullopt;
+  if (!format.is_object()) return ApiError::invalid("'text.format' must be an object.", "text.format");
   if (format.value("type", Json()) == "json_schema") {
-    format = {{"type", "json_schema"}, {"json_schema", {{"schema", format.value("schema", Json())}}}};
+    format.erase("type");
+    format = {{"type", "json_schema"}, {"json_schema", std::move(format)}};
   }
-  body["response_format"] = std::move(format);
-  return std::nullopt;
+  return set_response_format(body, std::move(format), "text.format");
 }
 
 std::optional<ApiError> refuse_unknown(const Json& body) {
@@ -404,8 +408,8 @@ void handle_responses(ServerContext& context, CallPtr call) {
     return call->reply(ApiError::invalid("'instructions' must be a text.", "instructions"));
   }
   (*body)["messages"] = *std::move(messages);
-  if (const auto error = translate_format(*body)) return call->reply(*error);
-  translate_tools(*body);
+  if (const auto error = format_from_responses(*body)) return call->reply(*error);
+  tools_from_responses(*body);
   rename(*body, "max_output_tokens", "max_tokens");
   if (take(*body, "truncation") == "auto") (*body)["truncate_prompt_tokens"] = -1;
   const std::optional<size_t> num_top = translate_logprobs(*body);
@@ -418,7 +422,10 @@ void handle_responses(ServerContext& context, CallPtr call) {
            [&tokenizer, settings = std::move(settings), keeping = std::move(keeping), num_top](const ReplyMeta& meta) {
              return std::make_unique<ResponsesWriter>(tokenizer, meta, settings, keeping, num_top);
            },
-       .renamed = {{"max_tokens", "max_output_tokens"}, {"response_format", "text.format"}, {"messages", "input"}}});
+       .renamed = {{"max_tokens", "max_output_tokens"},
+                   {"response_format.json_schema", "text.format"},
+                   {"response_format", "text.format"},
+                   {"messages", "input"}}});
 }
 
 void handle_response(ServerContext& context, CallPtr call) {

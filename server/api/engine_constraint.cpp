@@ -12,6 +12,8 @@ class EngineConstraint final : public TokenConstraint {
   void accept(int32_t token) override { position_->accept(token); }
   bool finished() const override { return position_->finished(); }
   std::string_view failure() const override { return position_->failure(); }
+  uint64_t work() const override { return position_->work(); }
+  bool mask_known() const override { return position_->mask_known(); }
   std::unique_ptr<TokenConstraint> clone_initial() const override {
     return std::make_unique<EngineConstraint>(position_->clone_initial());
   }

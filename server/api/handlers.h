@@ -6,7 +6,6 @@
 
 namespace bam {
 
-
 // handlers_info.cpp: what the server and its model are
 void handle_models(ServerContext& context, CallPtr call);
 void handle_model(ServerContext& context, CallPtr call);

@@ -7,8 +7,8 @@ namespace bam {
 namespace {
 
 // The last steps of all APIs. The header is for those whose bodies have no field for it.
-void start(ServerContext& context, const ServingModel& model, CallPtr call, GenerationRequest request,
-           Dialect dialect = {}) {
+void start_job(ServerContext& context, const ServingModel& model, CallPtr call, GenerationRequest request,
+               Dialect dialect = {}) {
   const bool asked = call->header("x-resumable") == "true";
   if (asked && !request.stream) {
     return call->reply(ApiError::invalid("'X-Resumable' is for streams.", "X-Resumable"));
@@ -28,7 +28,7 @@ void start_generation(ServerContext& context, CallPtr call, ApiKind kind) {
   auto request = parse_generation_request(*json, kind, model.defaults);
   discard(*json);
   if (!request) return call->reply(request.error());
-  start(context, model, std::move(call), *std::move(request));
+  start_job(context, model, std::move(call), *std::move(request));
 }
 
 }  // namespace
@@ -51,7 +51,7 @@ void start_dialect(ServerContext& context, CallPtr call, const Json& body, ApiKi
   request->engine.pooling = dialect.pooling;
   request->engine.look = dialect.look;
   if (dialect.look) request->max_tokens = 0;
-  start(context, model, std::move(call), *std::move(request), std::move(dialect));
+  start_job(context, model, std::move(call), *std::move(request), std::move(dialect));
 }
 
 }  // namespace bam

@@ -39,16 +39,16 @@ void handle_prior(ServerContext& context, CallPtr call) {
                      {"left_out_bound", counters.left_out}});
   }
   call->reply_json(dump_json({{"position_encoding", position_encoding_name(config.position_encoding)},
-                                  {"prior_form", form_name(config.prior_form)},
-                                  {"prior_eps", config.prior_eps},
-                                  {"ssmax", config.ssmax},
-                                  {"ssmax_prior", config.ssmax_prior},
-                                  {"head_dim", config.head_dim},
-                                  {"num_layers", config.num_layers},
-                                  {"num_heads", config.num_heads},
-                                  {"num_kv_heads", config.num_kv_heads},
-                                  {"max_model_len", model.engine.config().max_model_len},
-                                  {"heads", std::move(heads)}}));
+                              {"prior_form", form_name(config.prior_form)},
+                              {"prior_eps", config.prior_eps},
+                              {"ssmax", config.ssmax},
+                              {"ssmax_prior", config.ssmax_prior},
+                              {"head_dim", config.head_dim},
+                              {"num_layers", config.num_layers},
+                              {"num_heads", config.num_heads},
+                              {"num_kv_heads", config.num_kv_heads},
+                              {"max_model_len", model.engine.config().max_model_len},
+                              {"heads", std::move(heads)}}));
 }
 
 void handle_passkey(ServerContext& context, CallPtr call) {

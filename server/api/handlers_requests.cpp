@@ -65,12 +65,12 @@ void handle_requests(ServerContext& context, CallPtr call) {
                     {"eta_ms", live.eta_ms}});
   }
   call->reply_json(dump_json({{"object", "list"},
-                                  {"data", std::move(list)},
-                                  {"running", picture->running},
-                                  {"waiting", picture->waiting},
-                                  {"paused", picture->paused},
-                                  {"queued_tokens", picture->queued_tokens},
-                                  {"queued_work_seconds", picture->queued_work_s}}));
+                              {"data", std::move(list)},
+                              {"running", picture->running},
+                              {"waiting", picture->waiting},
+                              {"paused", picture->paused},
+                              {"queued_tokens", picture->queued_tokens},
+                              {"queued_work_seconds", picture->queued_work_s}}));
 }
 
 // llama.cpp's shape: one entry per sequence that may run at a time.

@@ -68,7 +68,7 @@ const FieldTable<DetokenizeRequest>& detokenize_fields() {
 
 // The body by its table; megabytes of it exist once at a time.
 template <typename T>
-ApiResult<T> read_body(Call& call, const FieldTable<T>& fields) {
+ApiResult<T> read_table_body(Call& call, const FieldTable<T>& fields) {
   auto body = parse_json_object(call.body);
   call.drop_body();
   if (!body) return body.error();
@@ -103,7 +103,7 @@ Json detokenize_schema() { return fields_schema(detokenize_fields(), ~0u); }
 
 void handle_tokenize(ServerContext& context, CallPtr call) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
-  auto request = read_body(*call, tokenize_fields());
+  auto request = read_table_body(*call, tokenize_fields());
   if (!request) return call->reply(request.error());
   if (!request->messages.empty()) {
     auto rendered = render_chat(model, std::move(request->messages), request->tools, request->chat);
@@ -144,7 +144,7 @@ void handle_tokenize(ServerContext& context, CallPtr call) {
 
 void handle_detokenize(ServerContext& context, CallPtr call) {
   const ServingModel& model = *context.model.load(std::memory_order_acquire);
-  const auto request = read_body(*call, detokenize_fields());
+  const auto request = read_table_body(*call, detokenize_fields());
   if (!request) return call->reply(request.error());
   for (const int32_t id : request->tokens) {
     if (id >= model.tokenizer.vocab_size()) {

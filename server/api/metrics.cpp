@@ -81,11 +81,11 @@ struct EngineView {
   const EnginePicture& picture;
 };
 
-struct Sample {
+struct MetricSample {
   std::string labels;
   double value;
 };
-using Samples = std::vector<Sample>;
+using Samples = std::vector<MetricSample>;
 
 // What a metric is made from. The engine is there when the model is loaded.
 using Source =
@@ -138,7 +138,7 @@ Source http(std::atomic<T> HttpMetrics::*member) {
 
 Samples kv_pages(const EngineView& e) {
   const auto sample = [](const char* state, int64_t pages) {
-    return Sample{fmt::format("state=\"{}\"", state), static_cast<double>(pages)};
+    return MetricSample{fmt::format("state=\"{}\"", state), static_cast<double>(pages)};
   };
   return {sample("free", e.picture.pages_free), sample("cached", e.picture.pages_cached),
           sample("used", e.picture.pages_used)};
@@ -282,6 +282,7 @@ std::vector<Metric> make_metrics() {
       {"bam_kv_store_dropped_writes_total", {}, "counter", "Prompts not written to it: too many at once, or it was away.", store(&Store::dropped_writes)},
       {"bam_preemptions_total", {"vllm:num_preemptions_total"}, "counter", "Sequences put back into the queue.", counter(&Stats::preemptions)},
       {"bam_pauses_total", {}, "counter", "Times a request was paused for its reader.", counter(&Stats::pauses)},
+      {"bam_deferred_samples_total", {}, "counter", "Tokens put off to a later step because the masks of constraints had taken their share of one.", counter(&Stats::deferred_samples)},
       {"bam_kv_pages_evicted_total", {}, "counter", "Cached pages given to new requests.", counter(&Stats::pages_evicted)},
       {"bam_kv_reach_freed_bytes_total", {}, "counter", "KV bytes freed early because the positional prior can no longer see them.",
        counter(&Stats::reach_freed_bytes)},
@@ -350,7 +351,7 @@ const std::vector<Metric>& all_metrics() {
 
 void write_samples(TextFormat& out, const std::string& name, const Metric& metric, const Samples& samples) {
   out.header(name, metric.type, metric.help);
-  for (const Sample& sample : samples) out.sample(name, sample.value, sample.labels);
+  for (const MetricSample& sample : samples) out.sample(name, sample.value, sample.labels);
 }
 
 }  // namespace

@@ -109,6 +109,7 @@ struct GenerationRequest {
   ToolUse tools;                           // kChat
   std::vector<int32_t> allowed_token_ids;  // empty: all
   std::vector<std::string> bad_words;
+  std::vector<std::string> constraint_fields;     // that engine.constraint was made of
   std::string request_id;                         // empty: none given
   std::optional<int64_t> truncate_prompt_tokens;  // -1: to what fits
   bool truncate_right = false;

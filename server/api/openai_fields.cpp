@@ -281,6 +281,7 @@ Json tool_choice_schema() { return any_of({{{"enum", {"none", "auto", "required"
 // clang-format off
 FieldTable<GenerationRequest> make_fields() {
   constexpr int64_t kMany = limits::kMaxTokens;
+  constexpr const char* kNoTools = "a completion calls no tools, a chat does";
   return {
       {"prompt", kInCompletions, prompts(), "a string, a list of strings, a list of token ids, or a list of such lists", {}, true},
       {"messages", kInChat, messages(), "the conversation; content is a string or a list of text parts", {}, true},
@@ -360,8 +361,10 @@ FieldTable<GenerationRequest> make_fields() {
       {"tools", kInChat, Kinds::ignored(tools_schema()), "what the model may call"},
       {"tool_choice", kInChat, Kinds::ignored(tool_choice_schema()), "whether it may, must, or which one; default auto"},
       {"parallel_tool_calls", kInChat, Kinds::ignored({{"type", "boolean"}}), "several calls in one reply; default true"},
-      {"functions", kInChat, Kinds::refused(Json::array({Json::array()}), "use 'tools'"), "refused: use tools"},
-      {"function_call", kInChat, Kinds::refused(Json::array({"none", "auto"}), "use 'tool_choice'"), "refused: use tool_choice"},
+      {"tools", kInCompletions, Kinds::refused(Json::array({Json::array()}), kNoTools), "refused: a chat has tools"},
+      {"tool_choice", kInCompletions, Kinds::refused(Json::array({"none", "auto"}), kNoTools), "refused, likewise"},
+      {"functions", kAnyGeneration, Kinds::refused(Json::array({Json::array()}), "use 'tools'"), "refused: use tools"},
+      {"function_call", kAnyGeneration, Kinds::refused(Json::array({"none", "auto"}), "use 'tool_choice'"), "refused: use tool_choice"},
   };
 }
 // clang-format on

@@ -57,6 +57,11 @@ void check_stream(FieldReader& in, GenerationRequest& out) {
   out.continuous_usage_stats = out.continuous_usage_stats && out.include_usage;
 }
 
+// A constraint by its name, of a kind that this server does not know: nobody would notice that it was left out.
+bool is_constraint_name(std::string_view name) {
+  return name.starts_with("guided_") || name.starts_with("structured_") || name.starts_with("grammar_");
+}
+
 }  // namespace
 
 bool is_valid_request_id(std::string_view id) {
@@ -92,8 +97,11 @@ ApiResult<GenerationRequest> parse_generation_request(const Json& body, ApiKind 
   if (in.ok()) check_counts(in, out);
   if (in.ok()) check_logprobs(in, out);
   if (in.ok()) check_stream(in, out);
-  if (!in.ok()) return ApiError::invalid(in.error());
   out.ignored_fields = in.unread();
+  for (const std::string& name : out.ignored_fields) {
+    if (is_constraint_name(name)) in.fail(name, fmt::format("'{}' is not supported.", name));
+  }
+  if (!in.ok()) return ApiError::invalid(in.error());
   return out;
 }
 

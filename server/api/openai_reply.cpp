@@ -303,13 +303,13 @@ void add_choice(Parts& parts, const Tokenizer& tokenizer, const ReplyMeta& meta,
 }  // namespace
 
 Json usage_json(const Usage& usage) {
-  return {{"prompt_tokens", usage.prompt_tokens},
-          {"completion_tokens", usage.completion_tokens},
-          {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
-          {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}},
-          {"completion_tokens_details",
-           {{"accepted_prediction_tokens", usage.accepted_drafts},
-            {"rejected_prediction_tokens", usage.rejected_drafts}}}};
+  return {
+      {"prompt_tokens", usage.prompt_tokens},
+      {"completion_tokens", usage.completion_tokens},
+      {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
+      {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}},
+      {"completion_tokens_details",
+       {{"accepted_prediction_tokens", usage.accepted_drafts}, {"rejected_prediction_tokens", usage.rejected_drafts}}}};
 }
 
 void append_logprobs(std::string& out, const Tokenizer& tokenizer, ApiKind kind, TokenRecords tokens,

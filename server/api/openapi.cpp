@@ -18,26 +18,28 @@ struct Bodies {
   const char* reply = nullptr;    // schema name; null: not JSON
   const char* content_type = "application/json";
   const char* stream_type = nullptr;  // of replies to "stream": true
+  const char* event = nullptr;        // schema name of what an event of the stream holds
 };
 
 constexpr const char* kJson = "application/json";
 constexpr const char* kEvents = "text/event-stream";
+constexpr const char* kLines = "application/x-ndjson";
 
 // By path, or by method and path where the methods of a path differ.
 const std::map<std::string, Bodies>& bodies_by_path() {
   static const std::map<std::string, Bodies> bodies = {
-      {"/v1/completions", {"CompletionRequest", "Completion", kJson, kEvents}},
-      {"/v1/chat/completions", {"ChatRequest", "ChatCompletion", kJson, kEvents}},
-      {"/v1/stream/{id}", {nullptr, nullptr, kEvents, "application/x-ndjson"}},
+      {"/v1/completions", {"CompletionRequest", "Completion", kJson, kEvents, "CompletionEvent"}},
+      {"/v1/chat/completions", {"ChatRequest", "ChatCompletion", kJson, kEvents, "ChatEvent"}},
+      {"/v1/stream/{id}", {nullptr, nullptr, kEvents, kLines}},
       {"DELETE /v1/stream/{id}", {nullptr, "Cancelled"}},
-      {"/v1/responses", {"ResponsesRequest", "Response", kJson, kEvents}},
+      {"/v1/responses", {"ResponsesRequest", "Response", kJson, kEvents, "ResponsesEvent"}},
       {"/v1/responses/{id}", {nullptr, "Response"}},
       {"DELETE /v1/responses/{id}", {nullptr, "Deleted"}},
       {"/v1/responses/{id}/input_items", {nullptr, "ResponseItems"}},
-      {"/v1/messages", {"MessagesRequest", "AnthropicReply", kJson, kEvents}},
+      {"/v1/messages", {"MessagesRequest", "AnthropicReply", kJson, kEvents, "MessagesEvent"}},
       {"/v1/messages/count_tokens", {"CountTokensRequest", "TokenCount"}},
-      {"/api/chat", {"OllamaChatRequest", "OllamaReply", kJson, "application/x-ndjson"}},
-      {"/api/generate", {"OllamaGenerateRequest", "OllamaReply", kJson, "application/x-ndjson"}},
+      {"/api/chat", {"OllamaChatRequest", "OllamaReply", kJson, kLines, "OllamaLine"}},
+      {"/api/generate", {"OllamaGenerateRequest", "OllamaReply", kJson, kLines, "OllamaLine"}},
       {"/api/tags", {nullptr, "OllamaModels"}},
       {"/api/ps", {nullptr, "OllamaModels"}},
       {"/api/show", {"OllamaShowRequest", "OllamaShow"}},
@@ -53,7 +55,7 @@ const std::map<std::string, Bodies>& bodies_by_path() {
       {"/v1/batches", {nullptr, "BatchList"}},
       {"/v1/batches/{id}", {nullptr, "Batch"}},
       {"/v1/batches/{id}/cancel", {nullptr, "Batch"}},
-      {"/completion", {"LlamaCppRequest", "LlamaCppReply", kJson, kEvents}},
+      {"/completion", {"LlamaCppRequest", "LlamaCppReply", kJson, kEvents, "LlamaCppEvent"}},
       {"/apply-template", {"ApplyTemplateRequest", "AppliedTemplate"}},
       {"/v1/models", {nullptr, "ModelList"}},
       {"/v1/models/{id}", {nullptr, "Model"}},
@@ -127,6 +129,17 @@ void add_errors(const Route& route, const Bodies& bodies, Json& responses) {
   if (route.needs_model || route.admits_work) add("503", "Loading, draining or overloaded");
 }
 
+// One event or line, as OpenAPI 3.2 describes streams: its data is a text that holds JSON, but for the last one of OpenAI's.
+Json stream_item(const Bodies& bodies) {
+  if (bodies.stream_type == std::string_view(kLines)) return ref(bodies.event);
+  const Json json = {{"contentMediaType", kJson}, {"contentSchema", ref(bodies.event)}};
+  const Json data = {{"type", "string"}, {"if", {{"const", "[DONE]"}}}, {"else", json}};
+  return {{"type", "object"},
+          {"properties", {{"event", {{"type", "string"}}}, {"id", {{"type", "string"}}}, {"data", data}}},
+          {"required", {"data"}},
+          {"additionalProperties", false}};
+}
+
 Json operation(const Route& route, const Bodies& bodies) {
   Json op;
   op["summary"] = route.summary;
@@ -153,8 +166,8 @@ Json operation(const Route& route, const Bodies& bodies) {
   } else {
     content = {{bodies.content_type, {{"schema", {{"type", "string"}}}}}};
   }
-  // A schema of a stream is taken for that of its events, by some readers as texts and by others as objects.
   if (bodies.stream_type) content[bodies.stream_type] = Json::object();
+  if (bodies.event) content[bodies.stream_type]["itemSchema"] = stream_item(bodies);
   Json responses;
   responses["200"] = {{"description", "OK"}, {"content", std::move(content)}};
   if (route.path == "/health" || route.path == "/readyz") {

@@ -48,7 +48,10 @@ const char* openapi_dialect_schemas() {
 "exclusiveMinimum": 0, "maximum": 1}, "top_k": {"type": "integer", "minimum": -1, "maximum": 2147483647}, "tools": {"type": "array", "maxItems":
 128, "items": {"type": "object", "properties": {"name": {"type": "string", "pattern": "^[A-Za-z0-9_.:-]{1,128}$"}, "description": {"type":
 "string"}, "input_schema": {"type": "object"}}, "required": ["name", "input_schema"]}}, "tool_choice": {"type": "object", "properties": {"type":
-{"enum": ["auto", "any", "none", "tool"]}}, "required": ["type"]}}, "required": ["messages", "max_tokens"]},
+{"enum": ["auto", "any", "none", "tool"]}}, "required": ["type"]}, "output_config": {"anyOf": [{"type": "object", "additionalProperties": false,
+"properties": {"effort": {"type": ["string", "null"]}, "format": {"anyOf": [{"type": "object", "additionalProperties": false, "properties": {"type":
+{"const": "json_schema"}, "schema": {"type": "object"}}, "required": ["type", "schema"]}, {"type": "null"}]}}}, {"type": "null"}]}}, "required":
+["messages", "max_tokens"]},
 "AnthropicReply": {"type": "object", "properties": {"id": {"type": "string"}, "type": {"const": "message"}, "role": {"const": "assistant"},
 "model": {"type": "string"}, "content": {"type": "array", "minItems": 1, "items": {"type": "object", "properties": {"type": {"enum": ["text",
 "tool_use"]}}, "required": ["type"]}}, "stop_reason": {"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]}, "stop_sequence":
@@ -111,7 +114,67 @@ const char* openapi_dialect_schemas() {
 ["index", "content", "tokens", "stop", "stop_type", "tokens_predicted", "tokens_evaluated", "generation_settings", "timings"]},
 "ApplyTemplateRequest": {"type": "object", "properties": {"messages": {"type": "array", "minItems": 1, "maxItems": 4096, "items": {"$ref":
 "#/components/schemas/Message"}}}, "required": ["messages"]},
-"AppliedTemplate": {"type": "object", "properties": {"prompt": {"type": "string"}}, "required": ["prompt"]}
+"AppliedTemplate": {"type": "object", "properties": {"prompt": {"type": "string"}}, "required": ["prompt"]},
+"ResponsesEvent": {"anyOf": [{"type": "object", "properties": {"type": {"enum": ["response.created", "response.in_progress", "response.failed"]},
+"sequence_number": {"type": "integer"}, "response": {"type": "object", "properties": {"id": {"type": "string"}, "object": {"const": "response"},
+"created_at": {"type": "integer"}, "status": {"enum": ["in_progress", "completed", "incomplete", "failed"]}, "model": {"type": "string"}, "output":
+{"type": "array", "items": {"type": "object", "properties": {"type": {"enum": ["message", "function_call"]}, "id": {"type": "string"}, "status":
+{"enum": ["in_progress", "completed", "incomplete"]}}, "required": ["type", "id", "status"]}}}, "required": ["id", "object", "created_at", "status",
+"error", "incomplete_details", "model", "output", "usage"]}}, "required": ["type", "sequence_number", "response"], "additionalProperties": false},
+{"type": "object", "properties": {"type": {"enum": ["response.completed", "response.incomplete"]}, "sequence_number": {"type": "integer"},
+"response": {"$ref": "#/components/schemas/Response"}}, "required": ["type", "sequence_number", "response"], "additionalProperties": false},
+{"type": "object", "properties": {"type": {"enum": ["response.output_item.added", "response.output_item.done"]}, "sequence_number": {"type":
+"integer"}, "output_index": {"type": "integer"}, "item": {"type": "object", "properties": {"type": {"enum": ["message", "function_call"]}, "id":
+{"type": "string"}, "status": {"enum": ["in_progress", "completed", "incomplete"]}}, "required": ["type", "id", "status"]}}, "required": ["type",
+"sequence_number", "output_index", "item"], "additionalProperties": false}, {"type": "object", "properties": {"type": {"enum":
+["response.content_part.added", "response.content_part.done"]}, "sequence_number": {"type": "integer"}, "item_id": {"type": "string"},
+"output_index": {"type": "integer"}, "content_index": {"type": "integer"}, "part": {"type": "object", "properties": {"type": {"const":
+"output_text"}, "text": {"type": "string"}, "annotations": {"type": "array"}, "logprobs": {"type": "array", "items": {"type": "object"}}},
+"required": ["type", "text", "annotations", "logprobs"], "additionalProperties": false}}, "required": ["type", "sequence_number", "item_id",
+"output_index", "content_index", "part"], "additionalProperties": false}, {"type": "object", "properties": {"type": {"const":
+"response.output_text.delta"}, "sequence_number": {"type": "integer"}, "item_id": {"type": "string"}, "output_index": {"type": "integer"},
+"content_index": {"type": "integer"}, "delta": {"type": "string"}, "logprobs": {"type": "array", "items": {"type": "object"}}}, "required": ["type",
+"sequence_number", "item_id", "output_index", "content_index", "delta", "logprobs"], "additionalProperties": false}, {"type": "object",
+"properties": {"type": {"const": "response.output_text.done"}, "sequence_number": {"type": "integer"}, "item_id": {"type": "string"},
+"output_index": {"type": "integer"}, "content_index": {"type": "integer"}, "text": {"type": "string"}, "logprobs": {"type": "array", "items":
+{"type": "object"}}}, "required": ["type", "sequence_number", "item_id", "output_index", "content_index", "text", "logprobs"],
+"additionalProperties": false}, {"type": "object", "properties": {"type": {"const": "response.function_call_arguments.delta"}, "sequence_number":
+{"type": "integer"}, "item_id": {"type": "string"}, "output_index": {"type": "integer"}, "delta": {"type": "string"}}, "required": ["type",
+"sequence_number", "item_id", "output_index", "delta"], "additionalProperties": false}, {"type": "object", "properties": {"type": {"const":
+"response.function_call_arguments.done"}, "sequence_number": {"type": "integer"}, "item_id": {"type": "string"}, "output_index": {"type":
+"integer"}, "name": {"type": "string"}, "arguments": {"type": "string"}}, "required": ["type", "sequence_number", "item_id", "output_index", "name",
+"arguments"], "additionalProperties": false}]},
+"MessagesEvent": {"anyOf": [{"type": "object", "properties": {"type": {"const": "message_start"}, "message": {"type": "object", "properties": {"id":
+{"type": "string"}, "type": {"const": "message"}, "role": {"const": "assistant"}, "model": {"type": "string"}, "content": {"type": "array",
+"maxItems": 0}, "stop_reason": {"type": "null"}, "stop_sequence": {"type": "null"}, "usage": {"type": "object", "properties": {"input_tokens":
+{"type": "integer"}, "cache_creation_input_tokens": {"type": "integer"}, "cache_read_input_tokens": {"type": "integer"}, "output_tokens": {"type":
+"integer"}}, "required": ["input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens"], "additionalProperties":
+false}}, "required": ["id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"], "additionalProperties": false}},
+"required": ["type", "message"], "additionalProperties": false}, {"type": "object", "properties": {"type": {"const": "content_block_start"},
+"index": {"type": "integer"}, "content_block": {"anyOf": [{"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+"required": ["type", "text"], "additionalProperties": false}, {"type": "object", "properties": {"type": {"const": "tool_use"}, "id": {"type":
+"string"}, "name": {"type": "string"}, "input": {"type": "object"}}, "required": ["type", "id", "name", "input"], "additionalProperties": false}]}},
+"required": ["type", "index", "content_block"], "additionalProperties": false}, {"type": "object", "properties": {"type": {"const":
+"content_block_delta"}, "index": {"type": "integer"}, "delta": {"anyOf": [{"type": "object", "properties": {"type": {"const": "text_delta"}, "text":
+{"type": "string"}}, "required": ["type", "text"], "additionalProperties": false}, {"type": "object", "properties": {"type": {"const":
+"input_json_delta"}, "partial_json": {"type": "string"}}, "required": ["type", "partial_json"], "additionalProperties": false}]}}, "required":
+["type", "index", "delta"], "additionalProperties": false}, {"type": "object", "properties": {"type": {"const": "content_block_stop"}, "index":
+{"type": "integer"}}, "required": ["type", "index"], "additionalProperties": false}, {"type": "object", "properties": {"type": {"const":
+"message_delta"}, "delta": {"type": "object", "properties": {"stop_reason": {"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
+"stop_sequence": {"type": ["string", "null"]}}, "required": ["stop_reason", "stop_sequence"], "additionalProperties": false}, "usage": {"type":
+"object", "properties": {"input_tokens": {"type": "integer"}, "cache_creation_input_tokens": {"type": "integer"}, "cache_read_input_tokens":
+{"type": "integer"}, "output_tokens": {"type": "integer"}}, "required": ["input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens",
+"output_tokens"], "additionalProperties": false}}, "required": ["type", "delta", "usage"], "additionalProperties": false}, {"type": "object",
+"properties": {"type": {"const": "message_stop"}}, "required": ["type"], "additionalProperties": false}, {"$ref":
+"#/components/schemas/AnthropicError"}]},
+"LlamaCppEvent": {"anyOf": [{"type": "object", "properties": {"index": {"type": "integer"}, "content": {"type": "string"}, "tokens": {"type":
+"array", "items": {"type": "integer"}}, "stop": {"const": false}, "id_slot": {"type": "integer"}, "tokens_predicted": {"type": "integer"},
+"tokens_evaluated": {"type": "integer"}, "completion_probabilities": {"type": "array", "items": {"type": "object"}}, "prompt_progress": {"type":
+"object", "required": ["total", "cache", "processed", "time_ms"]}}, "required": ["index", "content", "tokens", "stop", "id_slot",
+"tokens_predicted", "tokens_evaluated"], "additionalProperties": false}, {"$ref": "#/components/schemas/LlamaCppReply"}, {"$ref":
+"#/components/schemas/Error"}]},
+"OllamaLine": {"anyOf": [{"type": "object", "properties": {"model": {"type": "string"}, "created_at": {"type": "string"}, "done": {"const": false}},
+"required": ["model", "created_at", "done"]}, {"$ref": "#/components/schemas/OllamaReply"}, {"$ref": "#/components/schemas/OllamaError"}]}
 })";
 }
 

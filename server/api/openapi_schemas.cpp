@@ -157,7 +157,36 @@ const char* openapi_schemas() {
 "chat_template"]},
 "Slots": {"type": "array", "items": {"type": "object", "properties": {"id": {"type": "integer"}, "id_task":
 {"anyOf": [{"type": "string"}, {"type": "null"}]}, "n_ctx": {"type": "integer"}, "is_processing": {"type":
-"boolean"}}, "required": ["id", "id_task", "n_ctx", "is_processing"]}}
+"boolean"}}, "required": ["id", "id_task", "n_ctx", "is_processing"]}},
+)"
+         R"(
+
+"CompletionEvent": {"anyOf": [{"$ref": "#/components/schemas/CompletionChunk"}, {"$ref": "#/components/schemas/Error"}]},
+"ChatEvent": {"anyOf": [{"$ref": "#/components/schemas/ChatChunk"}, {"$ref": "#/components/schemas/Error"}]},
+"CompletionChunk": {"type": "object", "properties": {"id": {"type": "string"}, "object": {"const": "text_completion"}, "created": {"type":
+"integer"}, "model": {"type": "string"}, "system_fingerprint": {"type": "string"}, "choices": {"type": "array", "items": {"type": "object",
+"properties": {"index": {"type": "integer"}, "text": {"type": "string"}, "logprobs": {"$ref":
+"#/components/schemas/Completion/properties/choices/items/properties/logprobs"}, "finish_reason": {"enum": ["stop", "length", "tool_calls", "abort",
+null]}, "stop_reason": {"type": ["string", "integer", "null"]}, "token_ids": {"type": "array", "items": {"type": "integer"}}, "prompt_token_ids":
+{"type": "array", "items": {"type": "integer"}}}, "required": ["index", "text", "logprobs", "finish_reason", "stop_reason"], "additionalProperties":
+false}}, "usage": {"anyOf": [{"$ref": "#/components/schemas/Usage"}, {"type": "null"}]}, "prompt_progress": {"$ref":
+"#/components/schemas/PromptProgress"}}, "required": ["id", "object", "created", "model", "system_fingerprint", "choices"], "additionalProperties":
+false},
+"PromptProgress": {"type": "object", "properties": {"total": {"type": "integer"}, "cache": {"type": "integer"}, "processed": {"type": "integer"},
+"time_ms": {"type": "number"}, "eta_ms": {"type": "number"}}, "required": ["total", "cache", "processed", "time_ms", "eta_ms"],
+"additionalProperties": false},
+"ChatChunk": {"type": "object", "properties": {"id": {"type": "string"}, "object": {"const": "chat.completion.chunk"}, "created": {"type":
+"integer"}, "model": {"type": "string"}, "system_fingerprint": {"type": "string"}, "choices": {"type": "array", "items": {"type": "object",
+"properties": {"index": {"type": "integer"}, "delta": {"type": "object", "properties": {"role": {"const": "assistant"}, "content": {"type":
+"string"}, "tool_calls": {"type": "array", "minItems": 1, "items": {"type": "object", "properties": {"index": {"type": "integer"}, "id": {"type":
+"string"}, "type": {"const": "function"}, "function": {"type": "object", "properties": {"name": {"type": "string"}, "arguments": {"type":
+"string"}}, "required": ["arguments"], "additionalProperties": false}}, "required": ["index", "function"], "additionalProperties": false}}},
+"required": [], "additionalProperties": false}, "logprobs": {"$ref":
+"#/components/schemas/ChatCompletion/properties/choices/items/properties/logprobs"}, "finish_reason": {"enum": ["stop", "length", "tool_calls",
+"abort", null]}, "stop_reason": {"type": ["string", "integer", "null"]}, "token_ids": {"type": "array", "items": {"type": "integer"}}}, "required":
+["index", "delta", "logprobs", "finish_reason"], "additionalProperties": false}}, "usage": {"anyOf": [{"$ref": "#/components/schemas/Usage"},
+{"type": "null"}]}, "prompt_progress": {"$ref": "#/components/schemas/PromptProgress"}, "prompt_token_ids": {"type": "array", "items": {"type":
+"integer"}}}, "required": ["id", "object", "created", "model", "system_fingerprint", "choices"], "additionalProperties": false}
 })";
 }
 

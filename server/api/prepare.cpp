@@ -69,22 +69,43 @@ std::optional<ApiError> compile_constraint(const ServingModel& model, Generation
       default: return compile_json_object(vocabulary);
     }
   }();
-  if (!compiled) {
-    const std::string param = tools ? "tools" : spec.param;
-    return ApiError::invalid(fmt::format("'{}': {}", param, compiled.error().what()), param);
-  }
+  const std::string param = tools ? "tools" : spec.param;
+  if (!compiled) return ApiError::invalid(fmt::format("'{}': {}", param, compiled.error().what()), param);
   request.engine.constraint = engine_constraint(**compiled);
   request.constraint = {};
+  request.constraint_fields.push_back(param);
   return std::nullopt;
 }
 
 void filter_tokens(const ServingModel& model, GenerationRequest& request) {
+  if (!request.allowed_token_ids.empty()) request.constraint_fields.emplace_back("allowed_token_ids");
+  if (!request.bad_words.empty()) request.constraint_fields.emplace_back("bad_words");
   if (request.allowed_token_ids.empty() && request.bad_words.empty()) return;
   TokenFilter filter{.allowed = std::move(request.allowed_token_ids)};
   for (const std::string& word : request.bad_words) {
     for (auto& tokens : spellings(model.tokenizer, word)) filter.bad_tokens.push_back(std::move(tokens));
   }
   request.engine.constraint = filtered_constraint(std::move(request.engine.constraint), std::move(filter));
+}
+
+// Fields that each make sense may contradict each other. The first mask stays in the cache that all choices share.
+std::optional<ApiError> check_first_token(const ServingModel& model, const GenerationRequest& request) {
+  const auto vocab = static_cast<size_t>(model.engine.model_config().vocab_size);
+  std::vector<uint32_t> allowed((vocab + 31) / 32, 0);
+  const auto constraint = request.engine.constraint->clone_initial();
+  constraint->allowed_tokens(allowed);
+  if (!constraint->failure().empty()) return constraint_error(request, constraint->failure());
+  if (vocab % 32 != 0) allowed.back() &= (1u << (vocab % 32)) - 1;
+  if (std::ranges::any_of(allowed, [](uint32_t word) { return word != 0; })) return std::nullopt;
+  return constraint_error(request, "no token may come first");
+}
+
+// Whatever says which tokens may come, as one constraint for the engine.
+std::optional<ApiError> make_constraint(const ServingModel& model, GenerationRequest& request) {
+  if (auto error = compile_constraint(model, request)) return error;
+  filter_tokens(model, request);
+  if (!request.engine.constraint) return std::nullopt;
+  return check_first_token(model, request);
 }
 
 const char* prompt_field(const GenerationRequest& request) {
@@ -112,10 +133,11 @@ std::optional<ApiError> fit_length(const ServingModel& model, const GenerationRe
   const int64_t length = static_cast<int64_t>(ids.size());
   if (length + wanted <= limit) return std::nullopt;
   return ApiError::invalid(
-      // Clients look for these words.
+      // Clients look for these words: litellm for the first ones, LangChain for the code, which newer clients of OpenAI
+      // leave out of their errors' texts.
       fmt::format(
           "This model's maximum context length is {} tokens. However, you requested {} tokens ({} in the {}, {} in "
-          "the completion). Please reduce the length of the {} or completion.",
+          "the completion). Please reduce the length of the {} or completion (context_length_exceeded).",
           limit, length + wanted, length, param, wanted, param),
       param, "context_length_exceeded");
 }
@@ -276,8 +298,7 @@ ApiResult<std::vector<PreparedPrompt>> prepare_prompts(const ServerContext& cont
   if (auto error = check_priority(context, caller, request)) return *error;
   if (auto error = check_token_ids(model, request)) return *error;
   if (auto error = resolve_text_bias(model, request)) return *error;
-  if (auto error = compile_constraint(model, request)) return *error;
-  filter_tokens(model, request);
+  if (auto error = make_constraint(model, request)) return *error;
   Tokenising tokenising(context, model, request, log_text);
   if (auto error = request.kind == ApiKind::kChat ? tokenising.chat() : tokenising.completions()) return *error;
   std::vector<PreparedPrompt> prompts = tokenising.take();
@@ -292,6 +313,11 @@ ApiResult<std::vector<PreparedPrompt>> prepare_prompts(const ServerContext& cont
   }
   if (context.config.cache_salt_per_key && !caller.tenant.empty()) request.engine.cache_salt += "#" + caller.tenant;
   return prompts;
+}
+
+ApiError constraint_error(const GenerationRequest& request, std::string_view why) {
+  const auto& fields = request.constraint_fields;
+  return ApiError::invalid(fmt::format("'{}': {}", fmt::join(fields, "' and '"), why), fields.front());
 }
 
 DecodeOptions decode_options(const ServingModel& model, const GenerationRequest& request) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "server/api/choice_decoder.h"
@@ -27,6 +28,9 @@ struct PreparedPrompt {
 ApiResult<std::vector<PreparedPrompt>> prepare_prompts(const ServerContext& context, const ServingModel& model,
                                                        const Caller& caller, GenerationRequest& request,
                                                        std::string& log_text);
+
+// The request's constraint leaves no next token: why, in front of it the fields that it was made of.
+ApiError constraint_error(const GenerationRequest& request, std::string_view why);
 
 DecodeOptions decode_options(const ServingModel& model, const GenerationRequest& request);
 

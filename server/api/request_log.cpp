@@ -37,8 +37,8 @@ double round1(double value) { return std::round(value * 10) / 10; }
 }  // namespace
 
 void RequestLog::write() const {
-  const auto level = is_generation ? spdlog::level::info : spdlog::level::debug;
-  if (!spdlog::default_logger_raw()->should_log(level)) return;
+  const log::Level level = is_generation ? log::Level::kInfo : log::Level::kDebug;
+  if (!log::is_enabled(level)) return;
   const double rate =
       generated_tokens > 1 && decode_ms > 0 ? static_cast<double>(generated_tokens - 1) * 1000 / decode_ms : 0;
   if (log::is_json()) {
@@ -68,7 +68,7 @@ void RequestLog::write() const {
   }
   if (!error.empty()) text += " | " + dump_json_string(error);
   if (!prompt.empty()) text += " | " + dump_json_string(prompt);
-  spdlog::default_logger_raw()->log(level, "{}", text);
+  log::write(level, text);
 }
 
 }  // namespace bam

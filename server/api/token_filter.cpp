@@ -43,6 +43,8 @@ class FilteredConstraint final : public TokenConstraint {
     generated_.push_back(token);
   }
   std::string_view failure() const override { return grammar_ ? grammar_->failure() : std::string_view(); }
+  uint64_t work() const override { return grammar_ ? grammar_->work() : 0; }
+  bool mask_known() const override { return !grammar_ || grammar_->mask_known(); }
   bool finished() const override { return grammar_ && grammar_->finished(); }
   std::unique_ptr<TokenConstraint> clone_initial() const override {
     return std::make_unique<FilteredConstraint>(prototype_, filter_);

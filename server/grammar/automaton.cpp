@@ -198,7 +198,7 @@ void Automaton::assign_classes(const AutomatonBuilder& builder, const std::array
     }
   }
   class_spelled_.push_back(spells[0]);
-  for (int b = 1; b < 256; ++b) {
+  for (size_t b = 1; b < 256; ++b) {
     if (boundary[b] || spells[b] != spells[b - 1]) class_spelled_.push_back(spells[b]);
     classes_[b] = static_cast<uint8_t>(class_spelled_.size() - 1);
   }

@@ -17,16 +17,16 @@ constexpr char32_t kFirstSurrogate = 0xD800, kLastSurrogate = 0xDFFF;
 // Byte ranges of one family of UTF-8 sequences: bytes[i] may be anything in [lo[i], hi[i]].
 struct ByteRanges {
   std::array<uint8_t, 4> lo, hi;
-  int size;
+  size_t size;
 };
 
-int encode_utf8(char32_t c, std::array<uint8_t, 4>& out) {
+size_t encode_utf8(char32_t c, std::array<uint8_t, 4>& out) {
   if (c < 0x80) {
     out[0] = static_cast<uint8_t>(c);
     return 1;
   }
-  const int size = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-  for (int i = size - 1; i > 0; --i, c >>= 6) out[i] = static_cast<uint8_t>(0x80 | (c & 0x3F));
+  const size_t size = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+  for (size_t i = size - 1; i > 0; --i, c >>= 6) out[i] = static_cast<uint8_t>(0x80 | (c & 0x3F));
   static constexpr std::array<uint8_t, 5> kLead{0, 0, 0xC0, 0xE0, 0xF0};
   out[0] = static_cast<uint8_t>(kLead[size] | c);
   return size;
@@ -48,7 +48,7 @@ void split_utf8(char32_t lo, char32_t hi, Visit visit) {
   ByteRanges ranges;
   ranges.size = encode_utf8(lo, ranges.lo);
   encode_utf8(hi, ranges.hi);
-  for (int i = 1; i < ranges.size; ++i) {
+  for (size_t i = 1; i < ranges.size; ++i) {
     const char32_t mask = (char32_t{1} << (6 * i)) - 1;
     if ((lo & ~mask) == (hi & ~mask)) continue;
     if ((lo & mask) != 0) {
@@ -114,7 +114,7 @@ class SetEmitter {
   void emit(const EncodedSet& set, State from, State to) {
     for (const ByteRanges& r : set.utf8) {
       State next = to;
-      for (int i = r.size - 1; i > 0; --i) next = tail(r.lo[i], r.hi[i], next);
+      for (size_t i = r.size - 1; i > 0; --i) next = tail(r.lo[i], r.hi[i], next);
       out_.bytes(from, r.lo[0], r.hi[0], next);
     }
     for (const std::string& bytes : set.escapes) {
@@ -203,8 +203,8 @@ std::string to_utf8(std::u32string_view text) {
   std::string out;
   std::array<uint8_t, 4> bytes;
   for (char32_t c : text) {
-    const int size = encode_utf8(c, bytes);
-    out.append(bytes.begin(), bytes.begin() + size);
+    const size_t size = encode_utf8(c, bytes);
+    out.append(reinterpret_cast<const char*>(bytes.data()), size);
   }
   return out;
 }

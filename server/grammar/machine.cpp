@@ -157,6 +157,12 @@ void Machine::accept(Cursor& cursor, int32_t token) const {
   renew_if_full(cursor);
 }
 
+bool Machine::mask_known(const Cursor& cursor) const {
+  const std::lock_guard lock(mutex_);
+  if (cursor.ended || !cursor.failure.empty()) return true;
+  return cursor.cache == cache_ && cache_->masks.contains(cursor.config);
+}
+
 bool Machine::finished(const Cursor& cursor) const {
   const std::lock_guard lock(mutex_);
   if (!cursor.failure.empty()) return false;

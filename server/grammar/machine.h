@@ -43,6 +43,8 @@ class Machine {
   void allowed_tokens(Cursor& cursor, std::span<uint32_t> allowed) const;
   void accept(Cursor& cursor, int32_t token) const;
   bool finished(const Cursor& cursor) const;
+  // allowed_tokens() would find its answer in the cache.
+  bool mask_known(const Cursor& cursor) const;
 
   const Automaton& automaton() const { return automaton_; }
   size_t cache_bytes() const;
@@ -82,6 +84,7 @@ class Constraint {
   // Not empty: following the constraint takes more work than one sequence may cause. Nothing is allowed any more.
   const std::string& failure() const { return cursor_.failure; }
   uint64_t work() const { return cursor_.work; }
+  bool mask_known() const { return machine_->mask_known(cursor_); }
   // Another position, at the beginning.
   std::unique_ptr<Constraint> clone_initial() const { return std::make_unique<Constraint>(machine_); }
   const constraints::Machine& machine() const { return *machine_; }

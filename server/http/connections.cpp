@@ -78,17 +78,18 @@ void Connection::request_done(bool refused) {
 
 void Connection::intercept(const trantor::TcpConnectionPtr& tcp, ConnectionTable& table) {
   library_ = ReaderOf::get(*tcp);
-  tcp->setRecvMsgCallback([weak = weak_from_this(), &table](const trantor::TcpConnectionPtr& tcp,
-                                                            trantor::MsgBuffer* buffer) {
-    const auto self = weak.lock();
-    const std::string_view bytes(buffer->peek(), buffer->readableBytes());
-    if (self && !self->deaf_) {
-      const bool good = self->malformed_.empty();
-      self->on_bytes(tcp, bytes);
-      if (good && !self->malformed_.empty()) table.metrics_.malformed_connections.fetch_add(1, std::memory_order_relaxed);
-    }
-    buffer->retrieveAll();
-  });
+  tcp->setRecvMsgCallback(
+      [weak = weak_from_this(), &table](const trantor::TcpConnectionPtr& tcp, trantor::MsgBuffer* buffer) {
+        const auto self = weak.lock();
+        const std::string_view bytes(buffer->peek(), buffer->readableBytes());
+        if (self && !self->deaf_) {
+          const bool good = self->malformed_.empty();
+          self->on_bytes(tcp, bytes);
+          if (good && !self->malformed_.empty())
+            table.metrics_.malformed_connections.fetch_add(1, std::memory_order_relaxed);
+        }
+        buffer->retrieveAll();
+      });
 }
 
 void Connection::on_bytes(const trantor::TcpConnectionPtr& tcp, std::string_view bytes) {

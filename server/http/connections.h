@@ -77,7 +77,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   RequestFraming framing_;
   trantor::RecvMessageCallback library_;  // what read the socket before intercept()
   bool spare_ = false;
-  bool deaf_ = false;                     // nothing that comes is looked at any more
+  bool deaf_ = false;                       // nothing that comes is looked at any more
   std::optional<FramingError> unanswered_;  // waits until earlier requests have their replies
   std::string malformed_;
   uint64_t next_ticket_ = 1;

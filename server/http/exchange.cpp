@@ -29,6 +29,7 @@ Exchange::Exchange(HttpContext& context, const drogon::HttpRequestPtr& request, 
       callback_(std::move(callback)),
       loop_(trantor::EventLoop::getEventLoopOfCurrentThread()) {
   method = request->isHead() ? "HEAD" : request->methodString();
+  if (method == RequestFraming::kTraceAlias) method = "TRACE";
   path = request->path();
   query = request->query();
   const std::string& given = request->getHeader("x-request-id");
@@ -117,9 +118,21 @@ drogon::HttpResponsePtr Exchange::make_response(HttpReply&& reply) const {
   return response;
 }
 
+void Exchange::post(std::function<void()> task) {
+  auto self = std::static_pointer_cast<Exchange>(shared_from_this());
+  loop_->queueInLoop([self, task = std::move(task)] {
+    if (!trantor::EventLoop::guarded(task)) self->close();
+  });
+}
+
+void Exchange::close() noexcept {
+  const auto tcp = connection_ ? connection_->tcp().lock() : nullptr;
+  if (tcp) trantor::EventLoop::guarded([&] { tcp->forceClose(); });
+}
+
 void Exchange::send(const drogon::HttpResponsePtr& response) {
   auto self = std::static_pointer_cast<Exchange>(shared_from_this());
-  loop_->runInLoop([self, response] {
+  const auto task = [self, response] {
     const bool closes = response->getHeader(kCloseMark) == "1";
     if (self->connection_) {
       self->connection_->expect_sent(response->getBody().size());
@@ -127,6 +140,9 @@ void Exchange::send(const drogon::HttpResponsePtr& response) {
     }
     if (self->callback_) self->callback_(response);
     self->callback_ = nullptr;  // holds the connection
+  };
+  loop_->runInLoop([self, task] {
+    if (!trantor::EventLoop::guarded(task)) self->close();
   });
 }
 
@@ -138,7 +154,12 @@ void Exchange::reply(HttpReply reply) {
   log.path = path;
   log.total_ms = std::chrono::duration<double, std::milli>(Clock::now() - started).count();
   context_.metrics.count_response(route ? route->path : "other", reply.status);
-  send(make_response(std::move(reply)));
+  try {
+    send(make_response(std::move(reply)));
+  } catch (...) {
+    close();  // it counts as answered: nobody else would
+    throw;
+  }
   log.write();
 }
 
@@ -147,8 +168,7 @@ void Exchange::reply_or_close(const ApiError& error) noexcept {
     reply(error);
   } catch (const std::exception& failure) {
     bam::log::error("{} {}: no reply could be made: {}", method, path, describe(failure));
-    const auto tcp = connection_ ? connection_->tcp().lock() : nullptr;
-    if (tcp) trantor::EventLoop::guarded([&] { tcp->forceClose(); });
+    close();
   }
 }
 

@@ -11,8 +11,8 @@
 #include <drogon/HttpResponse.h>
 
 #include "server/api/call.h"
-#include "server/http/connections.h"
 #include "server/api/route.h"
+#include "server/http/connections.h"
 
 namespace bam {
 
@@ -28,7 +28,8 @@ class Exchange : public Call {
 
   const std::string& header(const std::string& lower_case_name) const override;
   bool is_open() const override { return connection_ && connection_->is_open(); }
-  void post(std::function<void()> task) override { loop_->queueInLoop(std::move(task)); }
+  // A task that throws ends the connection: only the loop would hear of it, and the client would wait for ever.
+  void post(std::function<void()> task) override;
   uint64_t on_close(std::function<void()> callback) override { return connection_->on_close(std::move(callback)); }
   void forget(uint64_t ticket) override { connection_->forget(ticket); }
   void drop_body() override;
@@ -58,6 +59,7 @@ class Exchange : public Call {
   drogon::HttpResponsePtr make_response(HttpReply&& reply) const;
   void add_common_headers(const drogon::HttpResponsePtr& response) const;
   void send(const drogon::HttpResponsePtr& response);
+  void close() noexcept;
 
   HttpContext& context_;
   drogon::HttpRequestPtr request_;

@@ -5,11 +5,13 @@
 
 #include <fmt/format.h>
 
+#include "base/utf8.h"
+
 namespace bam {
 
 namespace {
 
-constexpr std::string_view kMethods[] = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"};
+constexpr std::string_view kMethods[] = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"};
 
 // RFC 9110, 5.6.2: what names of methods and fields are made of.
 bool is_token_char(char c) {
@@ -21,14 +23,6 @@ bool is_token(std::string_view text) { return !text.empty() && std::all_of(text.
 
 bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
 
-std::string lower(std::string_view text) {
-  std::string result(text);
-  for (char& c : result) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return result;
-}
-
 std::string_view trim(std::string_view text) {
   while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
   while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) text.remove_suffix(1);
@@ -38,7 +32,7 @@ std::string_view trim(std::string_view text) {
 bool list_has(std::string_view list, std::string_view wanted) {
   while (!list.empty()) {
     const size_t comma = std::min(list.find(','), list.size());
-    if (lower(trim(list.substr(0, comma))) == wanted) return true;
+    if (ascii_lower(trim(list.substr(0, comma))) == wanted) return true;
     list.remove_prefix(std::min(comma + 1, list.size()));
   }
   return false;
@@ -179,7 +173,7 @@ std::optional<FramingError> RequestFraming::on_request_line() {
   }
   fields_.http10 = version == "HTTP/1.0";
   fields_.closes = fields_.http10;
-  head_.append(line_).append("\r\n");
+  head_.append(method == "TRACE" ? kTraceAlias : method).append(line.substr(first)).append("\r\n");
   state_ = State::kHeader;
   return std::nullopt;
 }
@@ -198,14 +192,14 @@ std::optional<FramingError> RequestFraming::on_header_line() {
 }
 
 std::optional<FramingError> RequestFraming::on_field(std::string_view name, std::string_view value) {
-  const std::string key = lower(name);
+  const std::string key = ascii_lower(name);
   if (key == "content-length") {
     if (fields_.content_length) return bad("The request has two Content-Length fields.");
     fields_.content_length = parse_length(value);
     if (!fields_.content_length) return bad("Content-Length is not a number.");
   } else if (key == "transfer-encoding") {
     if (fields_.chunked) return bad("The request has two Transfer-Encoding fields.");
-    if (lower(value) != "chunked") {
+    if (ascii_lower(value) != "chunked") {
       return FramingError{501, "The only Transfer-Encoding that this server knows is 'chunked'."};
     }
     fields_.chunked = true;
@@ -220,7 +214,7 @@ std::optional<FramingError> RequestFraming::on_field(std::string_view name, std:
     }
     return std::nullopt;  // on_head_end() says it in the one spelling that the library knows
   } else if (key == "expect") {
-    if (lower(value) != "100-continue") return FramingError{417, "The only expectation known is 100-continue."};
+    if (ascii_lower(value) != "100-continue") return FramingError{417, "The only expectation known is 100-continue."};
     fields_.expects = true;
     return std::nullopt;
   } else if (key == "upgrade" || key == "trailer" || key == kExpectMark) {

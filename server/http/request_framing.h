@@ -26,6 +26,8 @@ class RequestFraming {
   // A header field of our own, in place of `Expect: 100-continue`: the server asks for the body after it has looked at
   // the head. A client that sends it gains nothing.
   static constexpr const char* kExpectMark = "x-bam-expect";
+  // TRACE, which the library refuses on its own, under the name of a method that it knows and that is refused here.
+  static constexpr std::string_view kTraceAlias = "PROPFIND";
 
   // Takes all of `input` and appends to `parsed` what the library may see: whole heads in canonical form, body bytes as
   // they arrive (a chunk's parts as chunks of their own), no extensions, no trailers. After an error, or after a request

@@ -159,6 +159,21 @@ std::string printed(const Value& value, Budget& budget) {
   return to_text(value);
 }
 
+Value text_value(std::string text, Budget& budget) {
+  budget.charge_text(text.size());
+  return Value::string(std::move(text));
+}
+
+const std::string& text_argument(const Value& value) {
+  if (!value.is_string()) throw Error("a string expected, not {}", value.type_name());
+  return value.as_string();
+}
+
+std::optional<std::string> optional_text(const Value& value) {
+  if (value.is_undefined() || value.is_none()) return std::nullopt;
+  return text_argument(value);
+}
+
 Value call_function(Function function, const Arguments& arguments, Budget& budget) {
   switch (function) {
     case Function::kRange: return make_range(arguments, budget);

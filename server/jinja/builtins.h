@@ -51,6 +51,11 @@ struct Arguments {
 
 // to_text() within the budget.
 std::string printed(const Value& value, Budget& budget);
+// A new text within the budget.
+Value text_value(std::string text, Budget& budget);
+// Throw Error for what is no string; nothing for undefined and none.
+const std::string& text_argument(const Value& value);
+std::optional<std::string> optional_text(const Value& value);
 
 // All throw Error for unknown names and for values they cannot work on.
 Value apply_filter(const std::string& name, const Value& value, const Arguments& arguments, Budget& budget);

@@ -12,17 +12,6 @@ namespace {
 
 using Filter = std::function<Value(const Value&, const Arguments&, Budget&)>;
 
-Value text_value(std::string text, Budget& budget) {
-  budget.charge_text(text.size());
-  return Value::string(std::move(text));
-}
-
-std::optional<std::string> optional_text(const Value& value) {
-  if (value.is_undefined() || value.is_none()) return std::nullopt;
-  if (!value.is_string()) throw Error("a string expected, not {}", value.type_name());
-  return value.as_string();
-}
-
 int64_t integer_or(const Value& value, int64_t otherwise) {
   if (value.is_undefined() || value.is_none()) return otherwise;
   if (!value.is_int() && !value.is_bool()) throw Error("an integer expected, not {}", value.type_name());

@@ -5,12 +5,12 @@
 #include <optional>
 
 #include "base/error.h"
+#include "server/jinja/text.h"
 
 namespace bam::jinja {
 namespace {
 
-bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
+bool is_ascii_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 bool is_name_start(char c) { return c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 bool is_name_part(char c) { return is_name_start(c) || is_digit(c); }
 
@@ -83,11 +83,11 @@ class Lexer {
     size_t end = tag;
     const char sign = tag + 2 < text_.size() ? text_[tag + 2] : '\0';
     if (kind != '\0' && sign == '-') {
-      while (end > from && is_space(text_[end - 1])) --end;
+      while (end > from && is_ascii_space(text_[end - 1])) --end;
     } else if (trims_ && (kind == '%' || kind == '#') && sign != '+') {
       // lstrip_blocks: blanks between the start of the line and a block are the template's own indentation.
       size_t line_start = end;
-      while (line_start > from && text_[line_start - 1] != '\n' && is_space(text_[line_start - 1])) --line_start;
+      while (line_start > from && text_[line_start - 1] != '\n' && is_ascii_space(text_[line_start - 1])) --line_start;
       const bool starts_line = line_start > from ? text_[line_start - 1] == '\n' : line_starting_;
       if (starts_line) end = line_start;
     }
@@ -98,7 +98,7 @@ class Lexer {
   void finish_tag(size_t length, char sign, bool keeps_newline) {
     size_t end = pos_ + length;
     if (sign == '-') {
-      while (end < text_.size() && is_space(text_[end])) ++end;
+      while (end < text_.size() && is_ascii_space(text_[end])) ++end;
     } else if (trims_ && !keeps_newline && sign != '+' && end < text_.size() && text_[end] == '\n') {
       ++end;
     }
@@ -141,11 +141,11 @@ class Lexer {
   std::optional<KeywordTag> match_keyword_tag(size_t tag, std::string_view keyword) const {
     size_t i = tag + 2;
     if (i < text_.size() && (text_[i] == '-' || text_[i] == '+')) ++i;
-    while (i < text_.size() && is_space(text_[i])) ++i;
+    while (i < text_.size() && is_ascii_space(text_[i])) ++i;
     if (!at(keyword, i)) return std::nullopt;
     KeywordTag out{.name_end = i + keyword.size(), .end = 0, .end_sign = '\0'};
     i = out.name_end;
-    while (i < text_.size() && is_space(text_[i])) ++i;
+    while (i < text_.size() && is_ascii_space(text_[i])) ++i;
     if (i < text_.size() && (text_[i] == '-' || text_[i] == '+')) out.end_sign = text_[i++];
     if (!at("%}", i)) return std::nullopt;
     out.end = i + 2;
@@ -160,7 +160,7 @@ class Lexer {
     move_to(start);
     std::string brackets;  // closing ones still expected
     while (true) {
-      while (pos_ < text_.size() && is_space(text_[pos_])) move_to(pos_ + 1);
+      while (pos_ < text_.size() && is_ascii_space(text_[pos_])) move_to(pos_ + 1);
       if (pos_ >= text_.size()) fail("a tag that does not end");
       if (brackets.empty()) {
         const char c = text_[pos_];

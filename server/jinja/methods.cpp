@@ -7,25 +7,10 @@
 namespace bam::jinja {
 namespace {
 
-Value text_value(std::string text, Budget& budget) {
-  budget.charge_text(text.size());
-  return Value::string(std::move(text));
-}
-
 Value text_list(std::vector<std::string> texts, Budget& budget) {
   std::vector<Value> out;
   for (auto& text : texts) out.push_back(text_value(std::move(text), budget));
   return Value::list(std::move(out));
-}
-
-const std::string& text_argument(const Value& value) {
-  if (!value.is_string()) throw Error("a string expected, not {}", value.type_name());
-  return value.as_string();
-}
-
-std::optional<std::string> optional_text(const Value& value) {
-  if (value.is_undefined() || value.is_none()) return std::nullopt;
-  return text_argument(value);
 }
 
 int64_t count_argument(const Value& value) {
@@ -65,8 +50,7 @@ Value replace_method(const std::string& text, const Arguments& arguments, Budget
 bool all_characters(const std::string& text, bool (*test)(char)) {
   return !text.empty() && std::all_of(text.begin(), text.end(), test);
 }
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+bool is_ascii_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
 Value find_method(const std::string& text, const std::string& name, const Arguments& arguments, Budget& budget) {
   const std::string part = text_argument(arguments.bind(name, {"sub"})[0]);
@@ -124,9 +108,9 @@ Value call_text_method(const std::string& text, const std::string& name, const A
   }
   if (name == "isdigit" || name == "isnumeric" || name == "isdecimal")
     return Value::boolean(all_characters(text, is_digit));
-  if (name == "isalpha") return Value::boolean(all_characters(text, is_letter));
+  if (name == "isalpha") return Value::boolean(all_characters(text, is_ascii_letter));
   if (name == "isalnum")
-    return Value::boolean(all_characters(text, [](char c) { return is_digit(c) || is_letter(c); }));
+    return Value::boolean(all_characters(text, [](char c) { return is_digit(c) || is_ascii_letter(c); }));
   if (name == "isspace") return Value::boolean(!text.empty() && strip(text, Side::kBoth).empty());
   throw Error("'str' has no method '{}' here", name);
 }

@@ -10,6 +10,7 @@
 
 namespace bam::jinja {
 
+inline bool is_digit(char c) { return c >= '0' && c <= '9'; }
 int64_t text_length(std::string_view text);
 // Byte offsets of every code point, plus the end.
 std::vector<size_t> codepoint_offsets(std::string_view text);

@@ -121,7 +121,8 @@ TEST_F(Completions, AStopStringEndsWithStopInTheEngine) {
   const Json json = reply(*call(body(R"("max_tokens": 20000, "stop": )" + Json(text.substr(text.size() / 2)).dump())));
   EXPECT_EQ(json["choices"][0]["finish_reason"], "stop");
   // The reply does not wait for the engine.
-  while (finished(FinishReason::kStop) + finished(FinishReason::kCancelled) == stops + aborts) std::this_thread::yield();
+  while (finished(FinishReason::kStop) + finished(FinishReason::kCancelled) == stops + aborts)
+    std::this_thread::yield();
   EXPECT_EQ(finished(FinishReason::kStop), stops + 1);
   EXPECT_EQ(finished(FinishReason::kCancelled), aborts);
 }
@@ -154,12 +155,8 @@ TEST_F(Completions, SeveralChoicesWithEcho) {
 TEST_F(Completions, ALongEchoIsMadeInPiecesAndWaitsForItsReader) {
   std::string prompt;
   for (int i = 0; i < 2000; ++i) prompt += "word ";
-  const auto made = call(Json{{"prompt", prompt},
-                              {"max_tokens", 2},
-                              {"echo", true},
-                              {"logprobs", 2},
-                              {"ignore_eos", true},
-                              {"stream", true}}
+  const auto made = call(Json{
+      {"prompt", prompt}, {"max_tokens", 2}, {"echo", true}, {"logprobs", 2}, {"ignore_eos", true}, {"stream", true}}
                              .dump());
   run_until(*made, [&] { return made->stream && made->stream->num_sends > 0; });
   made->stream->set_full(true);
@@ -183,8 +180,8 @@ TEST_F(Completions, ALongEchoIsMadeInPiecesAndWaitsForItsReader) {
 TEST_F(Completions, ALongReplyIsSentAsItIsMade) {
   std::string prompt;
   for (int i = 0; i < 2000; ++i) prompt += "word ";
-  const auto made = call(
-      Json{{"prompt", prompt}, {"max_tokens", 1}, {"echo", true}, {"logprobs", 2}, {"ignore_eos", true}}.dump());
+  const auto made =
+      call(Json{{"prompt", prompt}, {"max_tokens", 1}, {"echo", true}, {"logprobs", 2}, {"ignore_eos", true}}.dump());
   run_to_answer(*made);
   ASSERT_TRUE(made->stream);
   EXPECT_FALSE(made->answer.has_value());
@@ -199,8 +196,8 @@ TEST_F(Completions, ALongReplyIsSentAsItIsMade) {
 TEST_F(Completions, AReplyThatNobodyReadsIsBrokenOff) {
   std::string prompt;
   for (int i = 0; i < 2000; ++i) prompt += "word ";
-  const auto made = call(
-      Json{{"prompt", prompt}, {"max_tokens", 1}, {"echo", true}, {"logprobs", 2}, {"ignore_eos", true}}.dump());
+  const auto made =
+      call(Json{{"prompt", prompt}, {"max_tokens", 1}, {"echo", true}, {"logprobs", 2}, {"ignore_eos", true}}.dump());
   run_until(*made, [&] { return made->stream != nullptr; });
   made->stream->set_full(true);
   const auto stalled = made->stream->callbacks.on_stalled;
@@ -216,6 +213,28 @@ TEST_F(Completions, AnErrorAfterTheFirstByteIsAnEvent) {
   EXPECT_TRUE(made->stream->done());
   EXPECT_EQ(made->stream->events().back()["error"]["type"], "timeout_error");
   EXPECT_FALSE(made->answer.has_value()) << "the status line was out";
+}
+
+TEST_F(Completions, WhatComesTogetherWithAFailureIsSaidBeforeIt) {
+  for (const char* timeout : {"0.2", "2", "20", "200"}) {  // more where the machine had no time for one token
+    const uint64_t before = engine_.stats().generated_tokens.load(), ended = finished(FinishReason::kTimeout);
+    const auto made = call(
+        body(R"("max_tokens": 100000, "stream": true, "return_token_ids": true, "timeout": )" + std::string(timeout)));
+    ASSERT_TRUE(made->loop.run_one());
+    while (finished(FinishReason::kTimeout) == ended) std::this_thread::yield();
+    wait_idle();  // all of it is there before the connection's thread looks
+    const uint64_t generated = engine_.stats().generated_tokens.load() - before;
+    run_to_answer(*made);
+    ASSERT_TRUE(made->stream);
+    uint64_t said = 0;
+    for (const Json& event : made->stream->events()) {
+      if (event.contains("choices")) said += event["choices"][0].value("token_ids", Json::array()).size();
+    }
+    EXPECT_EQ(said, generated);
+    EXPECT_EQ(made->stream->events().back()["error"]["type"], "timeout_error");
+    if (generated > 0) return;
+  }
+  FAIL() << "never a token";
 }
 
 TEST_F(Completions, DrainRefusesTheNewAndFinishesTheOld) {

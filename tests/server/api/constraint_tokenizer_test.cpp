@@ -24,9 +24,7 @@ std::unique_ptr<Tokenizer> load_tokenizer(const fs::path& model) {
   return Tokenizer::load(dir.path());
 }
 
-fs::path mistral_model() {
-  return testing::shared_data_dir() / "mistral-7b-v0.3.tokenizer.model";
-}
+fs::path mistral_model() { return testing::shared_data_dir() / "mistral-7b-v0.3.tokenizer.model"; }
 
 std::shared_ptr<const Constraint> compiled(ConstraintResult result) {
   if (!result.ok()) throw result.error();
@@ -96,8 +94,7 @@ TEST(EngineConstraint, SaysWhyItGaveUp) {
   const auto tokenizer = load_tokenizer(testing::fixtures_dir() / "tokenizer.model");
   std::string pattern = "(x";  // counters that no two texts share
   for (int i = 0; i < 250; ++i) pattern += fmt::format("|[abet]*{}[abet]{{{}}}", "abet"[i % 4], 20 + i % 200);
-  const auto regex =
-      compiled(compile_regex(pattern + ")", constraint_vocabulary(*tokenizer, {tokenizer->eos_id()})));
+  const auto regex = compiled(compile_regex(pattern + ")", constraint_vocabulary(*tokenizer, {tokenizer->eos_id()})));
   const auto constraint = engine_constraint(*regex)->clone_initial();
   EXPECT_EQ(constraint->failure(), "");
   std::mt19937 random(3);
@@ -115,9 +112,7 @@ TEST(EngineConstraint, SaysWhyItGaveUp) {
   EXPECT_NE(constraint->failure().find("too expensive"), std::string_view::npos) << constraint->failure();
 }
 
-TEST(ConstraintTokenizer, Fixture) {
-  check_with(*load_tokenizer(testing::fixtures_dir() / "tokenizer.model"));
-}
+TEST(ConstraintTokenizer, Fixture) { check_with(*load_tokenizer(testing::fixtures_dir() / "tokenizer.model")); }
 
 TEST(ConstraintTokenizer, Mistral) {
   if (!fs::exists(mistral_model())) GTEST_SKIP() << "no ../shared/data/mistral-7b-v0.3.tokenizer.model";

@@ -141,8 +141,9 @@ TEST(ParseCompletion, LogitBiasForms) {
   EXPECT_EQ(accept(with("logit_bias", "[[15, false]]")).engine.sampling.logit_bias.at(0).second, -INFINITY);
   EXPECT_NE(parse(with("logit_bias", R"({"5": 1, "77": 1000})")).error().message.find("77"), std::string::npos);
   EXPECT_NE(parse(with("logit_bias", R"({"-8": 1})")).error().message.find("-8"), std::string::npos);
-  for (const char* value : {R"({"": 1})", R"({"-1": 1})", R"([["", 1]])", R"({"1": true})", R"({"1": "a"})", R"({"1": 101})", R"({"1.5": 1})", "[[1]]",
-                            "[1]", "5", "\"a\"", R"({"99999999999": 1})", "[[1, 2, 3]]"}) {
+  for (const char* value :
+       {R"({"": 1})", R"({"-1": 1})", R"([["", 1]])", R"({"1": true})", R"({"1": "a"})", R"({"1": 101})",
+        R"({"1.5": 1})", "[[1]]", "[1]", "5", "\"a\"", R"({"99999999999": 1})", "[[1, 2, 3]]"}) {
     EXPECT_EQ(parse(with("logit_bias", value)).error().param, "logit_bias") << value;
   }
   std::string many = "{";
@@ -159,7 +160,8 @@ TEST(ParseCompletion, EchoAndLogprobs) {
 }
 
 TEST(ParseCompletion, UnknownFieldsAreNamedAndUserIsNot) {
-  const GenerationRequest request = accept(R"({"prompt": "x", "user": "u", "mystery": 1, "store": false})");
+  const GenerationRequest request =
+      accept(R"({"prompt": "x", "user": "u", "mystery": 1, "store": false, "n": null, "audio": null})");
   EXPECT_EQ(request.ignored_fields, (std::vector<std::string>{"mystery", "store"}));
 }
 
@@ -182,18 +184,34 @@ TEST(ParseCompletion, Constraints) {
   EXPECT_EQ(accept(with("guided_regex", "\"a+\"")).constraint.kind, Kind::kRegex);
   EXPECT_EQ(accept(with("structured_outputs", R"({"choice": ["a"]})")).constraint.choices.size(), 1u);
   for (const char* text :
-       {R"({"prompt": "x", "regex": "a", "choice": ["b"]})", R"({"prompt": "x", "response_format": {"type": "xml"}})",
+       {R"({"prompt": "x", "regex": "a", "choice": ["b"]})",
+        R"({"prompt": "x", "response_format": {"type": "xml"}})",
         R"({"prompt": "x", "response_format": {"type": "json_schema"}})",
         R"({"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"schema": 5}}})",
-        R"({"prompt": "x", "response_format": "json"})", R"({"prompt": "x", "choice": []})",
-        R"({"prompt": "x", "choice": [""]})", R"({"prompt": "x", "choice": "a"})", R"({"prompt": "x", "regex": 5})",
+        R"({"prompt": "x", "response_format": "json"})",
+        R"({"prompt": "x", "choice": []})",
+        R"({"prompt": "x", "choice": [""]})",
+        R"({"prompt": "x", "choice": "a"})",
+        R"({"prompt": "x", "regex": 5})",
         R"({"prompt": "x", "structured_outputs": {"grammar": 1}})",
-        R"({"prompt": "x", "structured_outputs": {"structural_tag": "x"}})", R"({"prompt": "x", "structural_tag": {}})",
+        R"({"prompt": "x", "structured_outputs": {"structural_tag": "x"}})",
+        R"({"prompt": "x", "structural_tag": {}})",
         R"({"prompt": "x", "structured_outputs": {"whitespace_pattern": " "}})",
-        R"({"prompt": "x", "guided_whitespace_pattern": " "})", R"({"prompt": "x", "grammar": "a", "guided_grammar": "b"})",
-        R"({"prompt": "x", "grammar_lazy": true})", R"({"prompt": "x", "allowed_token_ids": []})",
-        R"({"prompt": "x", "allowed_token_ids": ["a"]})", R"({"prompt": "x", "bad_words": [""]})",
-        R"({"prompt": "x", "bad_words": "a"})", R"({"prompt": "x", "response_format": {"type": "text", "regex": "a"}})"}) {
+        R"({"prompt": "x", "guided_whitespace_pattern": " "})",
+        R"({"prompt": "x", "grammar": "a", "guided_grammar": "b"})",
+        R"({"prompt": "x", "grammar_lazy": true})",
+        R"({"prompt": "x", "allowed_token_ids": []})",
+        R"({"prompt": "x", "allowed_token_ids": ["a"]})",
+        R"({"prompt": "x", "bad_words": [""]})",
+        R"({"prompt": "x", "bad_words": "a"})",
+        R"({"prompt": "x", "response_format": {"type": "text", "regex": "a"}})",
+        R"({"prompt": "x", "response_format": {"type": "text", "schema": {}}})",
+        R"({"prompt": "x", "guided_new": 1})",
+        R"({"prompt": "x", "response_format": {"type": "json_schema", "schema": {}, "json_schema": {"schema": {}}}})",
+        R"({"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"schema": {}, "regex": "a"}}})",
+        R"({"prompt": "x", "tools": [{"type": "function", "function": {"name": "f"}}]})",
+        R"({"prompt": "x", "tool_choice": "required"})",
+        R"({"prompt": "x", "format": "json"})"}) {
     const auto result = parse(text);
     ASSERT_FALSE(result.ok()) << text;
     EXPECT_EQ(result.error().status, 400);
@@ -215,7 +233,8 @@ TEST(ParseChat, MessagesAndContentParts) {
        {"[]", "null", "5", "[5]", "[{}]", R"([{"role": 5}])", R"([{"role": "user", "content": 5}])",
         R"([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])",
         R"([{"role": "user", "content": [{"type": "text"}]}])", R"([{"role": "function", "content": "x"}])",
-        R"([{"role": "user", "tool_calls": [{"function": {"name": "f"}}]}])", R"([{"role": "tool", "tool_call_id": 5}])",
+        R"([{"role": "user", "tool_calls": [{"function": {"name": "f"}}]}])",
+        R"([{"role": "tool", "tool_call_id": 5}])",
         R"([{"role": "assistant", "content": "x", "tool_calls": []}, {"role": "assistant", "tool_calls": [{}]}])"}) {
     EXPECT_FALSE(chat(messages).ok()) << messages;
   }
@@ -242,7 +261,8 @@ TEST(ParseChat, Tools) {
   EXPECT_EQ(named->tools.choice, Choice::kRequired);
   EXPECT_FALSE(named->tools.tools.at(0).callable);
   EXPECT_TRUE(named->tools.tools.at(1).callable);
-  const auto allowed = chat(R"(, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [)" + f + "]}}");
+  const auto allowed =
+      chat(R"(, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [)" + f + "]}}");
   EXPECT_EQ(allowed->tools.choice, Choice::kAuto);
   EXPECT_FALSE(allowed->tools.tools.at(1).callable);
   for (const char* choice : {R"("sometimes")", "5", "{}", R"({"type": "function", "function": {"name": "h"}})",
@@ -256,9 +276,11 @@ TEST(ParseChat, Tools) {
 }
 
 TEST(ParseChat, MessagesOfTools) {
-  const auto request = parse(R"({"messages": [{"role": "assistant", "tool_calls": [{"id": "c1", "type": "function", "function":
+  const auto request =
+      parse(R"({"messages": [{"role": "assistant", "tool_calls": [{"id": "c1", "type": "function", "function":
       {"name": "f", "arguments": "{\"a\": 1}"}}, {"function": {"name": "g", "arguments": "{"}}]},
-      {"role": "tool", "tool_call_id": "c1", "content": "42"}]})", ApiKind::kChat);
+      {"role": "tool", "tool_call_id": "c1", "content": "42"}]})",
+            ApiKind::kChat);
   ASSERT_TRUE(request.ok()) << request.error().message;
   const ChatMessage& caller = request->messages.at(0);
   EXPECT_EQ(caller.tool_calls[0]["function"]["arguments"], Json::parse(R"({"a": 1})"));
@@ -267,17 +289,20 @@ TEST(ParseChat, MessagesOfTools) {
 
   // A template that knows nothing of them gets texts.
   const auto chat_template = ChatTemplate::compile("{% for m in messages %}{{ m.role }}: {{ m.content }}|{% endfor %}");
-  ToolUse use{.choice = ToolUse::Choice::kAuto, .definitions = Json::parse(R"([{"type": "function", "function": {"name": "f"}}])")};
+  ToolUse use{.choice = ToolUse::Choice::kAuto,
+              .definitions = Json::parse(R"([{"type": "function", "function": {"name": "f"}}])")};
   std::vector<ChatMessage> messages = {{"user", "Go."}, caller, request->messages.at(1), {"tool", "43"}};
   write_out_tools(*chat_template, use, messages);
   ASSERT_EQ(messages.size(), 3u);
   EXPECT_TRUE(messages[0].content.starts_with("You can call these tools:\n{\"name\":\"f\"}\n")) << messages[0].content;
   EXPECT_TRUE(messages[0].content.ends_with("\nGo."));
-  EXPECT_TRUE(messages[1].content.starts_with("<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\":1}}\n</tool_call>\n<tool_call>"));
+  EXPECT_TRUE(messages[1].content.starts_with(
+      "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\":1}}\n</tool_call>\n<tool_call>"));
   EXPECT_EQ(messages[2].role, "user");
   EXPECT_EQ(messages[2].content, "<tool_response>\n42\n</tool_response>\n<tool_response>\n43\n</tool_response>");
   // One that knows them gets them as they are.
-  const auto knowing = ChatTemplate::compile("{% if tools %}{% for m in messages %}{{ m.tool_calls }}{% endfor %}{% endif %}");
+  const auto knowing =
+      ChatTemplate::compile("{% if tools %}{% for m in messages %}{{ m.tool_calls }}{% endfor %}{% endif %}");
   std::vector<ChatMessage> untouched = {caller, {"tool", "43"}};
   write_out_tools(*knowing, use, untouched);
   EXPECT_EQ(untouched[1].role, "tool");

@@ -34,7 +34,8 @@ TEST_F(OpenAiReply, ChatStreamBytes) {
       "data: {\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":1700000000,\"model\":\"m\\\"x\","
       "\"system_fingerprint\":\"bam-fp\",\"choices\":";
   const std::string role =
-      head + "[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null}]";
+      head +
+      "[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null}]";
   EXPECT_EQ(writer.role(0, nullptr), role + "}\n\n");
   const std::vector<int32_t> prompt = {4, 5};
   EXPECT_TRUE(writer.delta(0, {"x", {}}, nullptr, &prompt).ends_with("}],\"prompt_token_ids\":[4,5]}\n\n"));

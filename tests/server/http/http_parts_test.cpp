@@ -138,9 +138,8 @@ TEST(OpenApi, DescribesEveryRouteAndResolvesEveryReference) {
   }
   for (size_t at = text.find("\"$ref\":\""); at != std::string::npos; at = text.find("\"$ref\":\"", at + 1)) {
     const std::string target = text.substr(at + 8, text.find('"', at + 8) - at - 8);
-    const std::string prefix = "#/components/schemas/";
-    ASSERT_TRUE(target.starts_with(prefix)) << target;
-    EXPECT_TRUE(document["components"]["schemas"].contains(target.substr(prefix.size()))) << target;
+    ASSERT_TRUE(target.starts_with("#/components/schemas/")) << target;
+    EXPECT_TRUE(document.contains(Json::json_pointer(target.substr(1)))) << target;
   }
 }
 
