@@ -109,11 +109,11 @@ int run(const ServeConfig& config, const BatchFiles& files) {
 int run_batch(int argc, char** argv) {
   CLI::App app("Answers the requests of a JSONL file, without a server.", "bam batch");
   BatchFiles files;
-  app.add_option("input", files.input,
+  app.add_option("INPUT", files.input,
                  "lines of {\"custom_id\", \"method\", \"url\", \"body\"}, as of OpenAI's batch API")
       ->required()
       ->type_name("IN.jsonl");
-  app.add_option("output", files.output, "a line for each request; what it has already is not done again")
+  app.add_option("OUTPUT", files.output, "a line for each request; what it has already is not done again")
       ->required()
       ->type_name("OUT.jsonl");
   OptionFlags flags(app, [](const ServeOption& option) { return option.model; });

@@ -18,7 +18,7 @@ namespace {
 
 using namespace client;
 
-constexpr const char* kFooter =
+constexpr const char* kBenchFooter =
     R"(Load: --concurrency N keeps N requests in flight (closed loop); --request-rate
 R sends R per second whatever the server does (open loop), with --concurrency
 as an upper limit. Lengths: 512, uniform:100:2000, normal:MEAN:STDDEV,
@@ -35,7 +35,7 @@ Examples:
 
 Exit code: 0; 1 if nothing could be measured or more than --max-failures failed; 2 for a bad flag.)";
 
-struct Flags {
+struct BenchFlags {
   BenchOptions run;
   ReportOptions report;
   std::string input_len = "512", output_len = "128", endpoint = "completions", rate, extra_body, out;
@@ -44,7 +44,7 @@ struct Flags {
   int64_t num_requests = 0, max_failures = -1;
 };
 
-void add_load_options(CLI::App& app, Flags* flags) {
+void add_load_options(CLI::App& app, BenchFlags* flags) {
   BenchOptions& run = flags->run;
   app.add_option("-c,--concurrency", run.concurrency, "Requests in flight (default 8, or no limit with --request-rate)")
       ->check(CLI::Range(1, 100000));
@@ -79,7 +79,7 @@ void add_load_options(CLI::App& app, Flags* flags) {
       ->capture_default_str();
 }
 
-void add_request_options(CLI::App& app, Flags* flags) {
+void add_request_options(CLI::App& app, BenchFlags* flags) {
   app.add_option("--endpoint", flags->endpoint, "completions or chat")
       ->check(CLI::IsMember({"completions", "chat"}))
       ->capture_default_str();
@@ -103,7 +103,7 @@ std::vector<nlohmann::json> load_all(const std::vector<std::string>& files) {
   return results;
 }
 
-int show_files(const Flags& flags, const std::vector<std::string>& files) {
+int show_files(const BenchFlags& flags, const std::vector<std::string>& files) {
   const std::vector<nlohmann::json> results = load_all(files);
   fmt::print("{}", align_table(bench_table(results)));
   make_bench_report(results, flags.report.title).write(flags.report);
@@ -128,7 +128,7 @@ void print_problems(const nlohmann::json& result) {
   }
 }
 
-int run_load_test(Flags& flags) {
+int run_load_test(BenchFlags& flags) {
   BenchOptions& run = flags.run;
   run.input = LengthDistribution::parse(flags.input_len, "--input-len");
   run.output = LengthDistribution::parse(flags.output_len, "--output-len");
@@ -167,15 +167,15 @@ int run_load_test(Flags& flags) {
 
 int run_bench(int argc, char** argv) {
   CLI::App app("Load test of any OpenAI-compatible server.", "bam bench");
-  Flags flags;
+  BenchFlags flags;
   flags.run.target.timeout_s = 600;
   add_target_options(app, &flags.run.target);
   add_load_options(app, &flags);
   add_request_options(app, &flags);
   add_report_options(app, &flags.report);
-  app.footer(kFooter);
+  app.footer(kBenchFooter);
   CLI::App* report = app.add_subcommand("report", "Draw one report from result files");
-  report->add_option("files", flags.files, "Result files (JSON)")->required();
+  report->add_option("FILES", flags.files, "Result files (JSON)")->required();
   add_report_options(*report, &flags.report);
   return run_command(app, argc, argv, [&] {
     if (report->parsed()) return show_files(flags, flags.files);

@@ -4,6 +4,7 @@
 #include <cctype>
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include "app/client/terminal.h"
 #include "app/units.h"

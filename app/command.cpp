@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include <fmt/format.h>
 
 #include "app/suggest.h"
+#include "app/units.h"
 #include "base/describe.h"
 #include "base/error.h"
 
@@ -36,6 +40,12 @@ void collect_flags(const CommandHelp& command, std::vector<std::string>& names) 
   for (const CommandHelp& sub : command.commands) collect_flags(sub, names);
 }
 
+std::vector<std::string> subcommand_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* sub : app.get_subcommands({})) names.push_back(sub->get_name());
+  return names;
+}
+
 // The words on the command line that nobody expected, in one sentence.
 std::string unexpected(const CLI::App& app) {
   const std::vector<std::string> rest = app.remaining(true);
@@ -48,10 +58,74 @@ std::string unexpected(const CLI::App& app) {
     const std::string name = flag->substr(0, flag->find('='));
     return fmt::format("there is no flag {}{}", name, did_you_mean(name, flags));
   }
-  std::vector<std::string> commands;
-  for (const CLI::App* sub : app.get_subcommands({})) commands.push_back(sub->get_name());
-  return rest.empty() ? "too many arguments"
-                      : fmt::format("unexpected argument '{}'{}", rest.front(), did_you_mean(rest.front(), commands));
+  if (rest.empty()) return "too many arguments";
+  const std::vector<std::string> commands = subcommand_names(app);
+  std::string hint = did_you_mean(rest.front(), commands);
+  if (hint.empty() && app.get_option_no_throw("--url") != nullptr && rest.front().find("://") != std::string::npos) {
+    hint = "; a server's address goes to --url";
+  } else if (hint.empty() && app.get_require_subcommand_min() > 0) {
+    hint = "; there are " + join(commands, ", ");
+  }
+  return fmt::format("unexpected argument '{}'{}", rest.front(), hint);
+}
+
+// A bound as a person writes it: "0.000000" is 0.
+std::string bound(const std::string& text) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  return *end == '\0' && value < 1e15 ? fmt::format("{}", value) : text;
+}
+
+// The words between "a" and "b" of "{a,b}" or of sub-commands.
+std::string choices(const std::vector<std::string>& words) {
+  std::string text;
+  for (size_t i = 0; i < words.size(); ++i) {
+    text += (i == 0 ? "" : i + 1 == words.size() ? " or " : ", ") + words[i];
+  }
+  return text;
+}
+
+// The text before and behind a mark, if it is there.
+std::optional<std::pair<std::string, std::string>> cut(const std::string& text, std::string_view mark) {
+  const size_t at = text.find(mark);
+  if (at == text.npos) return std::nullopt;
+  return std::pair(text.substr(0, at), text.substr(at + mark.size()));
+}
+
+// "N not in range A to B".
+std::string out_of_range(const std::string& name, const std::string& value, const std::string& low,
+                         const std::string& high) {
+  constexpr double kNobodyMeansThat = 2e9;  // a bound of the type, not of the thing
+  const bool open = std::strtod(high.c_str(), nullptr) > kNobodyMeansThat;
+  return fmt::format("{}: '{}' is not {} {}", name, value, low.find('.') == low.npos ? "a whole number" : "a number",
+                     open ? "of at least " + bound(low) : "from " + bound(low) + " to " + bound(high));
+}
+
+// What CLI11 has to say, as this program says such things.
+std::string plain_sentence(const CLI::App& app, const std::string& said) {
+  if (said == "A subcommand is required") return "what shall it do? " + choices(subcommand_names(app));
+  if (const auto converted = cut(said, "Could not convert: ")) {
+    if (const auto part = cut(converted->second, " = ")) {
+      return fmt::format("{}: '{}' is not a number", part->first, part->second);
+    }
+  }
+  if (const auto missing = cut(said, " is required"); missing && missing->second.empty()) {
+    return missing->first + " is missing";
+  }
+  const auto named = cut(said, ": ");
+  if (!named) return said;
+  const auto& [name, rest] = *named;
+  if (const auto range = cut(rest, " not in range "); range && range->first.starts_with("Value ")) {
+    if (const auto bounds = cut(range->second, " to ")) {
+      return out_of_range(name, range->first.substr(6), bounds->first, bounds->second);
+    }
+  }
+  if (const auto words = cut(rest, " not in {"); words && words->second.ends_with('}')) {
+    return fmt::format("{}: '{}' is not {}", name, words->first,
+                       choices(split(words->second.substr(0, words->second.size() - 1), ',')));
+  }
+  if (rest.ends_with(" missing") && rest.find(" required ") != rest.npos) return name + ": its value is missing";
+  return said;
 }
 
 }  // namespace
@@ -75,7 +149,7 @@ int run_command(CLI::App& app, int argc, char** argv, const std::function<int()>
     if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && !app.remaining(true).empty()) {
       return fail(command, unexpected(app), 2, fmt::format(" (see bam {} --help)", command));
     }
-    return fail(command, error.what(), 2, fmt::format(" (see bam {} --help)", command));
+    return fail(command, plain_sentence(app, error.what()), 2, fmt::format(" (see bam {} --help)", command));
   }
   try {
     return body();

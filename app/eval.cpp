@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <filesystem>
 
 #include <fmt/format.h>
 
@@ -16,16 +17,17 @@ namespace {
 
 using namespace client;
 
-constexpr const char* kFooter = R"(Examples:
+constexpr const char* kEvalFooter = R"(Examples:
   bam eval task arc_easy.yaml --docs arc_easy_test.jsonl --out arc.json --csv arc.csv
-  bam eval task longbench_v2.yaml --max-length 128k
+  bam eval task mmlu_*.yaml --docs mmlu --csv mmlu.csv
+  bam eval task longbench_v2.yaml --docs data.json --max-length 128k
   bam eval perplexity book.txt --length 10k --window 512 --out demo.json
   bam eval perplexity book.txt --length 64k --sequences 4 --url http://other:8000 --label other
   bam eval report demo.json other.json --report perplexity.html --svg pictures
 
 The server must tell prompt probabilities: echo with logprobs, or prompt_logprobs.)";
 
-struct Flags {
+struct EvalFlags {
   eval::EvalOptions task;
   std::string docs, max_length, csv;
   int num_fewshot = -1;
@@ -36,7 +38,7 @@ struct Flags {
   std::vector<std::string> files;
 };
 
-int run_perplexity_command(Flags& flags) {
+int run_perplexity_command(EvalFlags& flags) {
   flags.run.length = parse_count(flags.length, "--length");
   flags.run.window = parse_count(flags.window, "--window");
   if (flags.run.length < 1) throw UsageError("--length must be at least 1");
@@ -48,8 +50,10 @@ int run_perplexity_command(Flags& flags) {
   return 0;
 }
 
-int run_task_command(Flags& flags) {
-  if (!flags.docs.empty() && flags.files.size() > 1) throw UsageError("--docs is for one task");
+int run_task_command(EvalFlags& flags) {
+  if (!flags.docs.empty() && flags.files.size() > 1 && !std::filesystem::is_directory(flags.docs)) {
+    throw UsageError("--docs: {} is for one task; several take a folder with a TASK.jsonl for each", flags.docs);
+  }
   for (const std::string& file : flags.files) {
     eval::TaskSource& source = flags.task.tasks.emplace_back();
     source.file = file;
@@ -68,7 +72,7 @@ int run_task_command(Flags& flags) {
   return 0;
 }
 
-int report_files(const Flags& flags) {
+int report_perplexity(const EvalFlags& flags) {
   std::vector<nlohmann::json> results;
   for (const std::string& file : flags.files) results.push_back(load_perplexity_result(file));
   fmt::print("{}", align_table(perplexity_table(results)));
@@ -80,14 +84,15 @@ int report_files(const Flags& flags) {
 
 int run_eval(int argc, char** argv) {
   CLI::App app("Evaluation of a served model.", "bam eval");
-  Flags flags;
-  app.footer(kFooter);
+  EvalFlags flags;
+  app.footer(kEvalFooter);
   app.require_subcommand(1);
   CLI::App* task = app.add_subcommand("task", "Tasks in lm-eval's format, scored as it scores them");
-  task->add_option("files", flags.files, "Task files (YAML)")->required();
+  task->add_option("FILES", flags.files, "Task files (YAML)")->required();
   flags.task.target.timeout_s = 3600;
   add_target_options(*task, &flags.task.target);
-  task->add_option("--docs", flags.docs, "Documents (JSON, JSON lines) instead of those that the task names");
+  task->add_option("--docs", flags.docs,
+                   "Documents (JSON, JSON lines) instead of those that the task names, or a folder of TASK.jsonl");
   task->add_option("--num-fewshot", flags.num_fewshot, "Examples before a question, instead of the task's")
       ->check(CLI::NonNegativeNumber);
   task->add_option("--limit", flags.limit, "Only the first documents of each task")->check(CLI::PositiveNumber);
@@ -100,7 +105,7 @@ int run_eval(int argc, char** argv) {
   task->add_flag("--samples", flags.task.samples, "Keep every question and answer in the result file");
   task->add_option("--label", flags.task.label, "Name of this run (default: the model)");
   CLI::App* perplexity = app.add_subcommand("perplexity", "Perplexity of a text by position");
-  perplexity->add_option("file", flags.run.file, "Text file (UTF-8)")->required();
+  perplexity->add_option("FILE", flags.run.file, "Text file (UTF-8)")->required();
   flags.run.target.timeout_s = 3600;
   add_target_options(*perplexity, &flags.run.target);
   perplexity->add_option("-l,--length", flags.length, "Tokens scored per sequence")->capture_default_str();
@@ -114,11 +119,11 @@ int run_eval(int argc, char** argv) {
   perplexity->add_option("--label", flags.run.label, "Name of this run in reports (default: the model)");
   add_report_options(*perplexity, &flags.report);
   CLI::App* report = app.add_subcommand("report", "Draw one report from result files");
-  report->add_option("files", flags.files, "Result files (JSON)")->required();
+  report->add_option("FILES", flags.files, "Result files (JSON)")->required();
   add_report_options(*report, &flags.report);
   return run_command(app, argc, argv, [&] {
     if (task->parsed()) return run_task_command(flags);
-    return report->parsed() ? report_files(flags) : run_perplexity_command(flags);
+    return report->parsed() ? report_perplexity(flags) : run_perplexity_command(flags);
   });
 }
 

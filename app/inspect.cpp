@@ -4,7 +4,6 @@
 #include <optional>
 
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 
 #include "app/commands.h"
 #include "app/inspect_layers.h"
@@ -13,6 +12,7 @@
 #include "app/model_setup.h"
 #include "app/option_flags.h"
 #include "app/units.h"
+#include "base/json.h"
 #include "engine/capacity.h"
 #include "engine/kv_geometry.h"
 #include "kernels/paged_kv.h"
@@ -24,8 +24,6 @@
 namespace bam {
 
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 struct Inspection {
   std::filesystem::path checkpoint;
@@ -61,10 +59,12 @@ Inspection inspect_checkpoint(const ModelSettings& settings, const std::vector<i
   out.max_chunk = settings.engine.max_batched_tokens;
   out.lengths = lengths;
   out.reach.resize(lengths.size());
+  const std::unique_ptr<Backend> backend = make_backend(settings);
+  const HeadNumerics numerics = {weight_dtype, out.kv_dtype, backend->rounding(static_cast<int>(config.head_dim))};
   for (int64_t l = 0; l < config.num_layers; ++l) {
     const LayerWeights& layer = weights.layers[static_cast<size_t>(l)];
     const AttentionSpec spec = attention_spec(config, layer, static_cast<int>(l));
-    const std::vector<HeadReport> heads = report_heads(config, layer, spec, weight_dtype, settings.attention_epsilon);
+    const std::vector<HeadReport> heads = report_heads(config, layer, spec, numerics, settings.attention_epsilon);
     for (size_t i = 0; i < lengths.size(); ++i) {
       for (const HeadReport& head : heads) {
         out.reach[i].push_back(static_reach(spec, head.head, head.logit_bound, settings.attention_epsilon, lengths[i]));
@@ -79,7 +79,7 @@ Inspection inspect_checkpoint(const ModelSettings& settings, const std::vector<i
   }
   const auto parameters =
       static_cast<uint64_t>(config.num_parameters_without_embedding() + config.num_embedding_parameters());
-  const uint64_t free_bytes = make_backend(settings)->free_memory_bytes();
+  const uint64_t free_bytes = backend->free_memory_bytes();
   const uint64_t weight_bytes = parameters * dtype_bits(weight_dtype) / 8;
   out.kv_memory_bytes = settings.engine.kv_memory_bytes != 0
                             ? settings.engine.kv_memory_bytes

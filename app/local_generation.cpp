@@ -8,17 +8,12 @@
 #include "app/queue_sink.h"
 #include "app/units.h"
 #include "base/error.h"
+#include "engine/clock.h"
 
 namespace bam {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr std::chrono::milliseconds kLookForInterrupt{30};
-
-double ms_between(Clock::time_point from, Clock::time_point to) {
-  return std::chrono::duration<double, std::milli>(to - from).count();
-}
 
 // " (4.56k tok/s)", or nothing where a clock cannot tell.
 std::string rate(int64_t tokens, double ms) {
@@ -60,7 +55,7 @@ std::string ReadingProgress::line() const {
   std::string text =
       fmt::format("reading {} of {} tokens {} {} %, {}", format_thousands(processed), format_thousands(total), bar,
                   total > 0 ? processed * 100 / total : 0, format_ms(elapsed_ms));
-  if (eta_ms >= 0) text += fmt::format(", about {} left", format_ms(eta_ms));
+  if (eta_ms >= 0 && processed < total) text += fmt::format(", about {} left", format_remaining(eta_ms));
   return text;
 }
 
@@ -107,7 +102,7 @@ GenerationStats generate_locally(const LoadedModel& model, Request request, cons
         hooks.on_progress({progress->processed, progress->total, progress->elapsed_ms, progress->eta_ms});
       }
     } else if (const auto* token = std::get_if<TokenEvent>(&*event)) {
-      last = Clock::now();
+      last = sink->arrived();
       if (decoder.num_tokens() == 0) first = last;
       decoder.push(token->token, std::nullopt);
       if (decoder.stopped()) model.engine->stop(id, 0);

@@ -37,7 +37,7 @@ std::string meant(const std::string& name) {
   static const std::map<std::string, std::string> elsewhere = {
       {"run", "chat"}, {"start", "serve"}, {"server", "serve"}, {"complete", "generate"}, {"show", "inspect"}};
   if (const auto found = elsewhere.find(name); found != elsewhere.end()) return found->second;
-  std::vector<std::string> names = {"help", "version"};
+  std::vector<std::string> names = {"help", "version", "--help", "--version"};
   for (const bam::Command& command : bam::all_commands()) names.emplace_back(command.name);
   return bam::nearest_word(name, names);
 }
@@ -56,7 +56,8 @@ int main(int argc, char** argv) {
     return 0;
   }
   if (name == "help" || name == "--help" || name == "-h") {
-    if (argc < 3) {
+    const std::string about = argc < 3 ? "help" : argv[2];
+    if (about == "help" || about == "version") {
       print_help(stdout);
       return 0;
     }
@@ -70,7 +71,7 @@ int main(int argc, char** argv) {
     return command->run(argc - 1, argv + 1);
   }
   const std::string hint = meant(name);
-  std::fprintf(stderr, "bam: there is no command '%s'%s; `bam help` lists them\n", name.c_str(),
-               hint.empty() ? "" : ("; did you mean `bam " + hint + "`?").c_str());
+  std::fprintf(stderr, "bam: there is no command '%s'; %s`bam help` lists them\n", name.c_str(),
+               hint.empty() ? "" : ("did you mean `bam " + hint + "`? ").c_str());
   return 2;
 }

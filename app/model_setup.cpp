@@ -1,14 +1,17 @@
 #include "app/model_setup.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 
+#include "app/suggest.h"
 #include "app/units.h"
 #include "base/error.h"
 #include "base/json_fields.h"
 #include "base/mapped_file.h"
 #include "base/plugin.h"
 #include "base/total_memory.h"
+#include "base/utf8.h"
 #include "engine/capacity.h"
 #include "kernels/device.h"
 #include "models/bam.h"
@@ -48,7 +51,10 @@ std::string conversion_hint(const fs::path& source) {
 fs::path find_checkpoint(const std::string& model) {
   if (model == "demo") return find_demo();
   const fs::path path(model);
-  if (!fs::exists(path)) throw Error("--model: {} does not exist", model);
+  if (!fs::exists(path)) {
+    const bool demo = model == "demo/" || !nearest_word(ascii_lower(model), {"demo"}).empty();
+    throw Error("--model: {} does not exist{}", model, demo ? "; did you mean demo, the bundled model?" : "");
+  }
   if (!fs::is_directory(path)) {
     if (path.extension() == ".pt" || path.extension() == ".pth") throw Error("{}", conversion_hint(path));
     throw Error("--model: {} is not a folder; give the one that holds config.json and the weights", model);
@@ -59,6 +65,14 @@ fs::path find_checkpoint(const std::string& model) {
         throw Error("{}", conversion_hint(path));
       }
     }
+    std::vector<std::string> below;
+    for (const fs::directory_entry& entry : fs::directory_iterator(path)) {
+      if (fs::exists(entry.path() / "config.json")) below.push_back(entry.path().string());
+    }
+    std::sort(below.begin(), below.end());
+    if (below.size() > 3) below.resize(3);
+    throw Error("--model: {} holds no checkpoint: there is no config.json{}", model,
+                below.empty() ? "" : "; did you mean " + join(below, " or ") + "?");
   }
   return path;
 }
@@ -138,10 +152,8 @@ StageRange choose_stage(const ModelSettings& settings, const ModelConfig& config
     throw UsageError("--stages: {} stages need as many layers, the model has {}", size, config.num_layers);
   }
   const std::string& layers = settings.stages.layers;
-  const std::vector<StageRange> ranges =
-      layers.empty()
-          ? split_checkpoint(config, weights, options, backend.rounding_margin(static_cast<int>(config.head_dim)), size)
-          : parse_stage_layers(layers, config.num_layers);
+  const std::vector<StageRange> ranges = layers.empty() ? split_checkpoint(config, weights, options, backend, size)
+                                                        : parse_stage_layers(layers, config.num_layers);
   if (static_cast<int>(ranges.size()) != size) {
     throw UsageError("--stage-layers: '{}' has {} parts for {} stages", layers, ranges.size(), size);
   }
@@ -173,6 +185,7 @@ StageModel load_stage(const ModelSettings& settings, int rank, int size) {
   options.max_rows = settings.engine.max_batched_tokens;
   options.max_logit_rows = std::max<int64_t>(64, settings.engine.max_num_seqs);
   options.attention = {.certified = settings.certified_attention, .epsilon = settings.attention_epsilon};
+  options.kv_dtype = settings.engine.kv_dtype;
   options.use_reach = settings.certified_attention;
   options.stage = choose_stage(settings, config, weights, options, *stage.backend, rank, size);
   stage.model = std::make_unique<BamModel>(*stage.backend, config, std::move(weights), options);

@@ -17,7 +17,7 @@ namespace {
 
 using namespace client;
 
-constexpr const char* kFooter =
+constexpr const char* kPasskeyFooter =
     R"(Tasks: passkey, niah_single_1/2/3, niah_multikey_1/2/3, niah_multivalue,
 niah_multiquery (RULER's definitions).
 Lengths are tokens, k = 1024: 500k is the paper's 512,000.
@@ -31,7 +31,7 @@ Examples:
 
 Exit code: 0; 1 if a length is below --require-accuracy, something failed, or Ctrl-C ended the run; 2 for a bad flag.)";
 
-struct Flags {
+struct PasskeyFlags {
   PasskeyOptions run;
   ReportOptions report;
   std::string lengths = "512,1k,2k,4k";
@@ -45,7 +45,7 @@ struct Flags {
   std::vector<std::string> files;
 };
 
-void add_run_options(CLI::App& app, Flags* flags) {
+void add_run_options(CLI::App& app, PasskeyFlags* flags) {
   PasskeyOptions& run = flags->run;
   run.target.timeout_s = 3600;
   add_target_options(app, &run.target);
@@ -80,7 +80,7 @@ void add_run_options(CLI::App& app, Flags* flags) {
   add_report_options(app, &flags->report);
 }
 
-int report_files(const Flags& flags) {
+int report_runs(const PasskeyFlags& flags) {
   std::vector<PasskeyRun> runs;
   for (const std::string& file : flags.files) runs.push_back(load_passkey_run(file));
   for (const PasskeyRun& run : runs) {
@@ -91,7 +91,7 @@ int report_files(const Flags& flags) {
   return 0;
 }
 
-int run_cells(Flags& flags) {
+int run_cells(PasskeyFlags& flags) {
   PasskeyOptions& run = flags.run;
   run.lengths = parse_count_list(flags.lengths, "--lengths");
   for (const int64_t length : run.lengths) {
@@ -132,13 +132,13 @@ int run_cells(Flags& flags) {
 int run_passkey(int argc, char** argv) {
   CLI::App app("Passkey and needle accuracy over lengths x depths, against any OpenAI-compatible server.",
                "bam passkey");
-  Flags flags;
+  PasskeyFlags flags;
   add_run_options(app, &flags);
-  app.footer(kFooter);
+  app.footer(kPasskeyFooter);
   CLI::App* report = app.add_subcommand("report", "Draw one report from result files");
-  report->add_option("files", flags.files, "Result files (JSONL)")->required();
+  report->add_option("FILES", flags.files, "Result files (JSONL)")->required();
   add_report_options(*report, &flags.report);
-  return run_command(app, argc, argv, [&] { return report->parsed() ? report_files(flags) : run_cells(flags); });
+  return run_command(app, argc, argv, [&] { return report->parsed() ? report_runs(flags) : run_cells(flags); });
 }
 
 }  // namespace bam

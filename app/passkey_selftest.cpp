@@ -16,14 +16,14 @@ namespace {
 constexpr size_t kMaxTrials = 20;
 constexpr int64_t kAnswerRoom = 16;  // tokens of the context that the prompt leaves free
 
-struct Settings {
+struct PasskeySettings {
   int64_t length = 0;
   std::vector<double> depths = {0.1, 0.5, 0.9};
   uint64_t seed = 1;
 };
 
-ApiResult<Settings> read_settings(const ServingModel& model, const Json& body) {
-  Settings settings;
+ApiResult<PasskeySettings> read_settings(const ServingModel& model, const Json& body) {
+  PasskeySettings settings;
   FieldReader fields(body);
   const int64_t room = std::max<int64_t>(model.engine.config().max_model_len - kAnswerRoom, 1);
   settings.length = fields.integer("length", 1, room).value_or(std::min<int64_t>(1024, room));
@@ -44,7 +44,7 @@ ApiResult<Settings> read_settings(const ServingModel& model, const Json& body) {
 // One prompt after the other. A worker makes each; what the engine says about it is read on the connection's thread.
 class PasskeySelftest : public LiveJob, public std::enable_shared_from_this<PasskeySelftest> {
  public:
-  PasskeySelftest(ServerContext& context, const ServingModel& model, CallPtr call, Settings settings)
+  PasskeySelftest(ServerContext& context, const ServingModel& model, CallPtr call, PasskeySettings settings)
       : context_(context),
         model_(model),
         call_(std::move(call)),
@@ -200,7 +200,7 @@ class PasskeySelftest : public LiveJob, public std::enable_shared_from_this<Pass
   ServerContext& context_;
   const ServingModel& model_;
   const CallPtr call_;
-  const Settings settings_;
+  const PasskeySettings settings_;
   const std::string id_;
   EventInbox inbox_;
   uint64_t close_ticket_ = 0;

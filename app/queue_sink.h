@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/clock.h"
 #include "engine/request.h"
 
 namespace bam {
@@ -18,7 +19,8 @@ class QueueSink : public EventSink {
   bool on_events(std::vector<Event>&& events) override {
     {
       const std::lock_guard lock(mutex_);
-      for (Event& event : events) events_.push_back(std::move(event));
+      const auto now = Clock::now();
+      for (Event& event : events) events_.emplace_back(std::move(event), now);
     }
     ready_.notify_one();
     return true;
@@ -35,16 +37,21 @@ class QueueSink : public EventSink {
     return take();
   }
 
+  // When the event that was taken last came from the engine: whoever waits may have been late. For the thread that takes.
+  Clock::time_point arrived() const { return arrived_; }
+
  private:
   Event take() {
-    Event event = std::move(events_.front());
+    Event event = std::move(events_.front().first);
+    arrived_ = events_.front().second;
     events_.pop_front();
     return event;
   }
 
   std::mutex mutex_;
   std::condition_variable ready_;
-  std::deque<Event> events_;
+  std::deque<std::pair<Event, Clock::time_point>> events_;
+  Clock::time_point arrived_;
 };
 
 }  // namespace bam

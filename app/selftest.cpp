@@ -445,7 +445,7 @@ class SelfTest {
   std::vector<Outcome> outcomes_;
 };
 
-std::string rate(const Outcome& outcome) {
+std::string rate_columns(const Outcome& outcome) {
   if (outcome.seconds <= 0) return "";
   std::string text = fmt::format("{:>10.1f} us", outcome.seconds * 1e6);
   if (outcome.bytes > 0)
@@ -482,7 +482,7 @@ int run_selftest(int argc, char** argv) {
     for (const Outcome& outcome : SelfTest(*backend, size == "small" ? kSmall : kFull, dtype == "bf16").run()) {
       failures += outcome.ok() ? 0 : 1;
       std::printf("%-24s %-16s %10.2e %10.2e  %-4s %s\n", outcome.operation.c_str(), outcome.shape.c_str(),
-                  outcome.error, outcome.tolerance, outcome.ok() ? "ok" : "BAD", rate(outcome).c_str());
+                  outcome.error, outcome.tolerance, outcome.ok() ? "ok" : "BAD", rate_columns(outcome).c_str());
     }
     std::printf("\n%s\n", failures == 0 ? "all operations agree with the CPU"
                                         : fmt::format("{} of the results are wrong", failures).c_str());

@@ -10,12 +10,12 @@
 #include <utility>
 
 #include "base/log.h"
+#include "engine/clock.h"
 
 namespace bam {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kPoll{50};
 constexpr std::chrono::seconds kQuickDeath{5};  // who lives shorter waits before the next start
 constexpr std::chrono::seconds kRestartDelay{1};

@@ -166,6 +166,11 @@ std::string format_ms(double ms) {
   return fmt::format("{} h {:02} min", whole / 3600, whole % 3600 / 60);
 }
 
+std::string format_remaining(double ms) {
+  const auto seconds = static_cast<int64_t>(std::ceil(std::max(ms, 1.0) / 1000));
+  return seconds < 120 ? fmt::format("{} s", seconds) : format_ms(1000.0 * static_cast<double>(seconds));
+}
+
 std::string format_value_short(double value) {
   if (!std::isfinite(value)) return "–";
   const double size = std::abs(value);

@@ -29,6 +29,8 @@ std::string format_count(int64_t n);
 std::string format_thousands(int64_t n);
 // Three significant digits with a unit: "0.52 ms", "41.0 ms", "1.25 s", "12 min 05 s".
 std::string format_ms(double ms);
+// How long something will take: in whole seconds, nobody knows it better.
+std::string format_remaining(double ms);
 // Three significant digits: "0.0123", "4.56", "789", "12.3k".
 std::string format_value(double value);
 // For axis ticks: no trailing zeros. "0.5 ms", "20 ms", "2 s", "5 min"; "0", "2.5", "300", "20k".

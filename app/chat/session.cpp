@@ -38,7 +38,7 @@ const std::vector<ChatSession::SlashCommand>& ChatSession::commands() {
       {"/stats", "[on|off]", "what the last answer took; on: after every answer", &ChatSession::show_stats},
       {"/system", "[TEXT]", "the system message; without TEXT: none", &ChatSession::set_system},
       {"/seed", "[N]", "the same seed gives the same text; without N: random", &ChatSession::set_seed},
-      {"/set", "NAME VALUE", "max_tokens, temperature, top_p, top_k, min_p, repetition_penalty",
+      {"/set", "[NAME VALUE]", "max_tokens, temperature, top_p, top_k, min_p, repetition_penalty",
        &ChatSession::set_value},
       {"/file", "PATH", "put a file's text in front of the next message", &ChatSession::read_file},
       {"/save", "PATH", "write the conversation: .json, .md, or plain text", &ChatSession::save},
@@ -112,7 +112,8 @@ void ChatSession::obey(const std::string& line) {
       if (name == command.name) return (this->*command.run)(argument);
       names.emplace_back(command.name);
     }
-    throw UsageError("there is no command {}{} /help lists them", name, did_you_mean(name, names));
+    const std::string hint = did_you_mean(name, names);
+    throw UsageError("there is no command {}{} /help lists them", name, hint.empty() ? ";" : hint);
   } catch (const Error& error) {
     failed_ = true;
     fmt::print(stderr, "{}\n", error.what());
@@ -195,23 +196,47 @@ void ChatSession::help(const std::string&) {
 void ChatSession::show_stats(const std::string& argument) {
   if (argument == "on" || argument == "off") {
     stats_always_ = argument == "on";
+    tell("statistics after every answer: " + argument);
     return;
   }
   if (!argument.empty()) throw UsageError("/stats: '{}' is not on or off", argument);
   std::puts(answered_ ? last_.line().c_str() : "no answer yet");
 }
 
-void ChatSession::set_system(const std::string& argument) { system_ = argument; }
+void ChatSession::tell(const std::string& what) const {
+  if (editor_.on_terminal()) std::puts(what.c_str());
+}
+
+void ChatSession::set_system(const std::string& argument) {
+  system_ = argument;
+  tell(system_.empty() ? "no system message" : "system message: " + system_);
+}
 
 void ChatSession::set_seed(const std::string& argument) {
   if (argument.empty()) {
     options_.sampling.seed.reset();
+    tell("seed: random");
   } else {
     options_.sampling.seed = static_cast<uint64_t>(parse_integer(argument, "/seed", 0, INT64_MAX));
+    tell(fmt::format("seed: {}", *options_.sampling.seed));
   }
 }
 
+void ChatSession::show_values() const {
+  const SamplingWishes& wishes = options_.sampling;
+  const auto line = [this](const char* name, const auto& value) {
+    std::printf("  %-19s %s\n", name, value ? fmt::format("{}", *value).c_str() : "(the model's own)");
+  };
+  line("max_tokens", std::optional(wishes.max_tokens));
+  line("temperature", wishes.temperature);
+  line("top_p", wishes.top_p);
+  line("top_k", wishes.top_k);
+  line("min_p", wishes.min_p);
+  line("repetition_penalty", wishes.repetition_penalty);
+}
+
 void ChatSession::set_value(const std::string& argument) {
+  if (argument.empty()) return show_values();
   const size_t blank = std::min(argument.find(' '), argument.size());
   const std::string name = argument.substr(0, blank), value = trimmed(std::string_view(argument).substr(blank));
   SamplingWishes& wishes = options_.sampling;
@@ -234,6 +259,7 @@ void ChatSession::set_value(const std::string& argument) {
         "/set: '{}' is not one of max_tokens, temperature, top_p, top_k, min_p, repetition_penalty{}", name,
         did_you_mean(name, {"max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"}));
   }
+  tell(fmt::format("{}: {}", name, value));
 }
 
 void ChatSession::read_file(const std::string& argument) {
@@ -272,11 +298,16 @@ void ChatSession::save(const std::string& argument) {
   std::printf("saved %s\n", argument.c_str());
 }
 
-void ChatSession::reset(const std::string&) {
+void ChatSession::forget() {
   messages_.clear();
   text_.clear();
   pending_.clear();
   asked_text_ = 0;
+}
+
+void ChatSession::reset(const std::string&) {
+  forget();
+  tell("a new conversation");
 }
 
 void ChatSession::again(const std::string&) {
@@ -293,8 +324,9 @@ void ChatSession::set_mode(const std::string& argument) {
   check_one_of(argument, "/mode", "chat|completion");
   const Mode mode = argument == "chat" ? Mode::kChat : Mode::kCompletion;
   if (mode == Mode::kChat && !partner_.can_chat()) throw Error("/mode: the checkpoint has no chat template");
-  if (mode != mode_) reset("");
+  if (mode != mode_) forget();
   mode_ = mode;
+  tell("mode: " + argument);
 }
 
 void ChatSession::quit(const std::string&) { done_ = true; }

@@ -40,6 +40,10 @@ class ChatSession {
   void ask();
   void drop_answer();
   void greet() const;
+  void forget();
+  void show_values() const;
+  // What a command has done, for a person; a program that pipes lines reads answers only.
+  void tell(const std::string& what) const;
   std::vector<std::string> completions(std::string_view before) const;
   std::vector<ChatMessage> whole_conversation() const;
 

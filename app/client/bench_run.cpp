@@ -88,7 +88,7 @@ void LoadRunner::prepare() {
     if (wants_ids && tokens_) {
       pool = token_pool(tokens_->encoder());
       const IdSupport support =
-          probe_id_prompts(target_, {pool.begin(), pool.begin() + std::min<size_t>(8, pool.size())});
+          probe_id_prompts(target_, {pool.begin(), pool.begin() + std::min<ptrdiff_t>(8, std::ssize(pool))});
       if (!support.accepted) {
         why = support.reason;
         pool.clear();

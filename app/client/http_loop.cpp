@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstring>
 #include <map>
+#include <span>
 #include <unordered_map>
 
 #include <curl/curl.h>
@@ -195,17 +196,17 @@ struct HttpLoop::Impl {
     total_ms += ms_between(last_wait_end, woke);
     last_wait_end = woke;
     int running = 0;
-    for (int i = 0; i < count; ++i) {
-      if (events[i].data.fd == timer_fd) {
+    for (const epoll_event& event : std::span(events).first(static_cast<size_t>(std::max(count, 0)))) {
+      if (event.data.fd == timer_fd) {
         uint64_t expirations;
         [[maybe_unused]] const ssize_t n = read(timer_fd, &expirations, sizeof expirations);
         continue;
       }
       int mask = 0;
-      if (events[i].events & EPOLLIN) mask |= CURL_CSELECT_IN;
-      if (events[i].events & EPOLLOUT) mask |= CURL_CSELECT_OUT;
-      if (events[i].events & (EPOLLERR | EPOLLHUP)) mask |= CURL_CSELECT_ERR;
-      curl_multi_socket_action(multi, events[i].data.fd, mask, &running);
+      if (event.events & EPOLLIN) mask |= CURL_CSELECT_IN;
+      if (event.events & EPOLLOUT) mask |= CURL_CSELECT_OUT;
+      if (event.events & (EPOLLERR | EPOLLHUP)) mask |= CURL_CSELECT_ERR;
+      curl_multi_socket_action(multi, event.data.fd, mask, &running);
     }
     if (curl_deadline <= Clock::now()) {
       curl_deadline = TimePoint::max();
@@ -384,7 +385,8 @@ InterruptGuard::InterruptGuard(bool every_time) {
   interrupt_flag = 0;
   struct sigaction action {};
   action.sa_handler = &on_interrupt;
-  action.sa_flags = SA_RESETHAND;  // the second signal has its usual effect; no SA_RESTART: epoll_wait wakes up
+  action.sa_flags =
+      static_cast<int>(SA_RESETHAND);  // the second signal has its usual effect; no SA_RESTART: epoll_wait wakes up
   sigaction(SIGTERM, &action, &old_term);
   if (every_time) action.sa_flags = 0;
   sigaction(SIGINT, &action, &old_int);

@@ -8,14 +8,14 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/clock.h"
+
 namespace bam::client {
 
-using Clock = std::chrono::steady_clock;  // monotonic: a clock step of the machine cannot bend a latency
+using bam::Clock;  // monotonic: a clock step of the machine cannot bend a latency
 using TimePoint = Clock::time_point;
 
-inline double ms_between(TimePoint from, TimePoint to) {
-  return std::chrono::duration<double, std::milli>(to - from).count();
-}
+using bam::ms_between;
 
 struct HttpRequest {
   std::string method = "POST";

@@ -96,7 +96,7 @@ std::string PasskeyProgress::reading_line() const {
       fmt::format("  reading {} of {} tokens, {} %", format_thousands(progress.processed),
                   format_thousands(progress.total), progress.processed * 100 / std::max<int64_t>(progress.total, 1));
   const double left = progress.eta_ms - ms_between(slowest->at, Clock::now());
-  if (progress.eta_ms >= 0) text += fmt::format(", about {} to its answer", format_ms(std::max(left, 0.0)));
+  if (progress.eta_ms >= 0) text += fmt::format(", about {} to its answer", format_remaining(std::max(left, 0.0)));
   return text;
 }
 

@@ -33,7 +33,7 @@ void put(std::vector<PasskeyRecord>* records, PasskeyRecord record) {
   }
 }
 
-double rounded(double ms) { return std::round(ms * 1000) / 1000; }
+double rounded_ms(double ms) { return std::round(ms * 1000) / 1000; }
 
 }  // namespace
 
@@ -58,9 +58,9 @@ json to_json(const PasskeyRecord& r) {
   put_known("prompt_tokens", r.prompt_tokens);
   put_known("cached_tokens", r.cached_tokens);
   put_known("completion_tokens", r.completion_tokens);
-  put_known("ttft_ms", rounded(r.ttft_ms));
-  put_known("e2e_ms", rounded(r.e2e_ms));
-  put_known("tpot_ms", rounded(r.tpot_ms));
+  put_known("ttft_ms", rounded_ms(r.ttft_ms));
+  put_known("e2e_ms", rounded_ms(r.e2e_ms));
+  put_known("tpot_ms", rounded_ms(r.tpot_ms));
   put_known("server_rss_bytes", r.server_rss_bytes);
   return line;
 }
@@ -196,7 +196,8 @@ std::vector<LengthStats> stats_by_length(const std::vector<PasskeyRecord>& recor
         stats.min_prompt_tokens = first ? r->prompt_tokens : std::min(stats.min_prompt_tokens, r->prompt_tokens);
         stats.max_prompt_tokens = std::max(stats.max_prompt_tokens, r->prompt_tokens);
       }
-      if (r->tpot_ms > 0) tpot.push_back(r->tpot_ms);
+      constexpr double kMeasurableTpotMs = 0.01;  // tokens that came together tell no rate
+      if (r->tpot_ms >= kMeasurableTpotMs) tpot.push_back(r->tpot_ms);
       if (r->ttft_ms <= 0) continue;
       ttft.push_back(r->ttft_ms);
       if (r->cached_fraction() <= 0.1) cold.push_back(r->ttft_ms);

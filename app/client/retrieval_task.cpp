@@ -209,7 +209,7 @@ void TaskBuilder::prepare_niah(double depth, Rng& rng, PreparedPrompt* prepared)
         prepared->answers.push_back(value);
         prepared->answer_inserts.push_back(parts.inserts.size());
       }
-      parts.inserts.push_back({encoder_.next(needle_sentence(kind, keys[k], value)), at});
+      parts.inserts.push_back({encoder_.next(needle_sentence(kind, keys[static_cast<size_t>(k)], value)), at});
     }
   }
   keys.resize(static_cast<size_t>(info_->num_queries));

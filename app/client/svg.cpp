@@ -48,7 +48,7 @@ Rgb share_rgb(double share) {
   const auto left = std::min(static_cast<size_t>(at), kStops.size() - 2);
   const auto a = to_oklab(from_hex(kStops[left])), b = to_oklab(from_hex(kStops[left + 1]));
   std::array<double, 3> mixed;
-  for (int i = 0; i < 3; ++i) mixed[i] = a[i] + (b[i] - a[i]) * (at - static_cast<double>(left));
+  for (size_t i = 0; i < 3; ++i) mixed[i] = a[i] + (b[i] - a[i]) * (at - static_cast<double>(left));
   return from_oklab(mixed);
 }
 
@@ -56,7 +56,7 @@ std::string tip_element(std::string_view tip) {
   return tip.empty() ? std::string() : fmt::format("<title>{}</title>", xml_escape(tip));
 }
 
-std::string number(double v) {
+std::string short_number(double v) {
   std::string text = fmt::format("{:.2f}", v);
   while (text.ends_with('0')) text.pop_back();
   if (text.ends_with('.')) text.pop_back();
@@ -100,13 +100,13 @@ std::string svg_css() {
   std::string css =
       ".t{fill:#1c1f24}.m{fill:#5d6570}.bg{fill:#ffffff}.g{stroke:#e3e6ea;stroke-width:1}"
       ".x{stroke:#9aa2ad;stroke-width:1}.none{fill:#eef0f3}.halo{stroke:#ffffff}";
-  for (int i = 0; i < kNumSeriesColours; ++i) {
+  for (size_t i = 0; i < kLight.size(); ++i) {
     css += fmt::format(".s{0}{{stroke:{1};fill:none}}.f{0}{{fill:{1}}}", i, kLight[i]);
   }
   css +=
       "@media (prefers-color-scheme:dark){.t{fill:#e8eaed}.m{fill:#a2abb6}.bg{fill:#15181c}.g{stroke:#2c3138}"
       ".x{stroke:#636b76}.none{fill:#262b31}.halo{stroke:#15181c}";
-  for (int i = 0; i < kNumSeriesColours; ++i) {
+  for (size_t i = 0; i < kLight.size(); ++i) {
     css += fmt::format(".s{0}{{stroke:{1};fill:none}}.f{0}{{fill:{1}}}", i, kDark[i]);
   }
   css += "}text{font-family:system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',sans-serif}";
@@ -116,7 +116,7 @@ std::string svg_css() {
 std::string Chart::inline_svg() const {
   return fmt::format(
       "<svg viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" role=\"img\" aria-label=\"{2}\">{3}</svg>",
-      number(width), number(height), xml_escape(title), body);
+      short_number(width), short_number(height), xml_escape(title), body);
 }
 
 std::string Chart::standalone_svg() const {
@@ -126,25 +126,25 @@ std::string Chart::standalone_svg() const {
       "aria-label=\"{2}\"><style>{3}</style><rect class=\"bg\" width=\"{0}\" height=\"{1}\"/>"
       "<text class=\"t\" x=\"16\" y=\"24\" font-size=\"15\" font-weight=\"600\">{2}</text>"
       "<g transform=\"translate(0 {4})\">{5}</g></svg>\n",
-      number(width), number(height + kHead), xml_escape(title), svg_css(), number(kHead), body);
+      short_number(width), short_number(height + kHead), xml_escape(title), svg_css(), short_number(kHead), body);
 }
 
 void SvgCanvas::line(double x1, double y1, double x2, double y2, std::string_view cls) {
-  body_ += fmt::format("<line x1=\"{}\" y1=\"{}\" x2=\"{}\" y2=\"{}\" class=\"{}\"/>", number(x1), number(y1),
-                       number(x2), number(y2), cls);
+  body_ += fmt::format("<line x1=\"{}\" y1=\"{}\" x2=\"{}\" y2=\"{}\" class=\"{}\"/>", short_number(x1),
+                       short_number(y1), short_number(x2), short_number(y2), cls);
 }
 
 void SvgCanvas::rect(double x, double y, double w, double h, std::string_view attributes, std::string_view tip) {
-  body_ += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" {}", number(x), number(y),
-                       number(std::max(w, 0.0)), number(std::max(h, 0.0)), attributes);
+  body_ += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" {}", short_number(x), short_number(y),
+                       short_number(std::max(w, 0.0)), short_number(std::max(h, 0.0)), attributes);
   body_ += tip.empty() ? "/>" : ">" + tip_element(tip) + "</rect>";
 }
 
 void SvgCanvas::text(double x, double y, std::string_view text, std::string_view cls, std::string_view anchor,
                      double size, std::string_view extra) {
-  body_ +=
-      fmt::format("<text x=\"{}\" y=\"{}\" class=\"{}\" text-anchor=\"{}\" font-size=\"{}\"{}{}>{}</text>", number(x),
-                  number(y), cls, anchor, number(size), extra.empty() ? "" : " ", extra, xml_escape(text));
+  body_ += fmt::format("<text x=\"{}\" y=\"{}\" class=\"{}\" text-anchor=\"{}\" font-size=\"{}\"{}{}>{}</text>",
+                       short_number(x), short_number(y), cls, anchor, short_number(size), extra.empty() ? "" : " ",
+                       extra, xml_escape(text));
 }
 
 void SvgCanvas::path(std::string_view d, std::string_view attributes, std::string_view tip) {
@@ -154,11 +154,11 @@ void SvgCanvas::path(std::string_view d, std::string_view attributes, std::strin
 
 void SvgCanvas::marker(double x, double y, int series, double r, std::string_view tip) {
   const std::string cls = fmt::format("class=\"f{} halo\" stroke-width=\"1.2\"", series % kNumSeriesColours);
-  const auto at = [&](double dx, double dy) { return number(x + dx) + " " + number(y + dy); };
+  const auto at = [&](double dx, double dy) { return short_number(x + dx) + " " + short_number(y + dy); };
   switch (series % 4) {
     case 0:
-      path(fmt::format("M{}a{r} {r} 0 1 0 {d} 0a{r} {r} 0 1 0 -{d} 0z", at(-r, 0), fmt::arg("r", number(r)),
-                       fmt::arg("d", number(2 * r))),
+      path(fmt::format("M{}a{r} {r} 0 1 0 {d} 0a{r} {r} 0 1 0 -{d} 0z", at(-r, 0), fmt::arg("r", short_number(r)),
+                       fmt::arg("d", short_number(2 * r))),
            cls, tip);
       break;
     case 1: rect(x - r * 0.9, y - r * 0.9, r * 1.8, r * 1.8, cls, tip); break;

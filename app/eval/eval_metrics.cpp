@@ -62,7 +62,8 @@ MetricResult of_ratio(const std::string& name, const std::vector<double>& logpro
 double count_words(const std::string& text) {
   double words = 1;
   bool in_space = false;
-  for (const unsigned char c : text) {
+  for (const char byte : text) {
+    const auto c = static_cast<unsigned char>(byte);
     if (std::isspace(c) != 0 && !in_space) ++words;
     in_space = std::isspace(c) != 0;
   }

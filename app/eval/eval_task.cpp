@@ -191,11 +191,22 @@ class TaskReader {
   }
 
   std::vector<Json> documents() {
-    if (!source_.docs.empty()) {
-      task_.dataset = source_.docs;
-      return read_documents(source_.docs);
+    if (source_.docs.empty())
+      return split(text("test_split", text("validation_split", text("training_split", "train"))));
+    if (fs::is_directory(source_.docs)) return in_folder("");
+    task_.dataset = source_.docs;
+    return read_documents(source_.docs);
+  }
+
+  // NAME.jsonl or NAME.json in the folder of documents; the suffix names a split.
+  std::vector<Json> in_folder(const std::string& suffix) {
+    for (const char* ending : {".jsonl", ".json"}) {
+      const fs::path file = fs::path(source_.docs) / (task_.name + suffix + ending);
+      if (!fs::exists(file)) continue;
+      task_.dataset = file.string();
+      return read_documents(file.string());
     }
-    return split(text("test_split", text("validation_split", text("training_split", "train"))));
+    fail(fmt::format("{} has no {}{}.jsonl", source_.docs, task_.name, suffix));
   }
 
   // Documents of a split that the file names, beside the file or where the program was started.
@@ -218,6 +229,10 @@ class TaskReader {
     return docs;
   }
 
+  std::vector<Json> few_shot_split(const std::string& name) {
+    return fs::is_directory(source_.docs) ? in_folder("_" + name) : split(name);
+  }
+
   // The examples in front of every question.
   std::string examples() {
     if (task_.num_fewshot == 0) return {};
@@ -230,7 +245,7 @@ class TaskReader {
     const std::string dataset = task_.dataset;
     std::vector<Json> docs = settings.contains("samples") && settings["samples"].is_array()
                                  ? settings["samples"].get<std::vector<Json>>()
-                                 : split(settings.value("split", text("fewshot_split", "train")));
+                                 : few_shot_split(settings.value("split", text("fewshot_split", "train")));
     task_.dataset = dataset;
     if (docs.size() < static_cast<size_t>(task_.num_fewshot)) fail("there are fewer examples than num_fewshot");
     docs.resize(static_cast<size_t>(task_.num_fewshot));

@@ -51,7 +51,7 @@ struct Task {
 
 struct TaskSource {
   std::string file;                // YAML
-  std::string docs;                // JSON or JSON lines; empty: what the file names
+  std::string docs;                // JSON or JSON lines, or a folder of TASK.jsonl; empty: what the file names
   std::optional<int> num_fewshot;  // instead of the file's
   int64_t limit = 0;               // documents; 0: all
 };

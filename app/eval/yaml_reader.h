@@ -1,5 +1,5 @@
-// The part of YAML 1.1 in which task files are written: block maps and lists, plain, quoted and block scalars, short flow lists
-// and maps, comments, and lm-eval's !function. Anchors, other tags and several documents in a file are refused by name.
+// Task files of lm-eval as PyYAML reads them, with its !function. Anchors, other tags and several documents in a file are
+// refused by name.
 #pragma once
 
 #include <string_view>

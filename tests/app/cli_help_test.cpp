@@ -1,6 +1,7 @@
 #include "app/cli_help.h"
 
 #include <gtest/gtest.h>
+#include <CLI/CLI.hpp>
 
 #include "app/cli_pages.h"
 #include "app/client/terminal.h"

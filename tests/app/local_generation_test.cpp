@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "app/queue_sink.h"
+
 namespace bam {
 namespace {
 
@@ -24,8 +26,28 @@ TEST(GenerationStats, RatesStandWhereThereWasSomethingToMeasure) {
 
 TEST(ReadingProgress, SaysHowFarAndHowLong) {
   EXPECT_EQ((ReadingProgress{250'000, 500'000, 4000, 4100}.line()),
-            "reading 250,000 of 500,000 tokens ━━━━━━━━━━────────── 50 %, 4.00 s, about 4.10 s left");
+            "reading 250,000 of 500,000 tokens ━━━━━━━━━━────────── 50 %, 4.00 s, about 5 s left");
+  EXPECT_EQ((ReadingProgress{500'000, 500'000, 8000, 0}.line()),
+            "reading 500,000 of 500,000 tokens ━━━━━━━━━━━━━━━━━━━━ 100 %, 8.00 s")
+      << "nothing is left";
+  EXPECT_NE((ReadingProgress{1, 500'000, 1, 400'000}.line()).find("about 6 min 40 s left"), std::string::npos);
   EXPECT_EQ((ReadingProgress{0, 0, 0, -1}.line()), "reading 0 of 0 tokens ──────────────────── 0 %, 0.00 ms");
+}
+
+// A terminal that prints slowly takes its tokens late; the engine's time is not shorter for it.
+TEST(QueueSink, KnowsWhenAnEventCame) {
+  QueueSink sink;
+  std::vector<Event> events;
+  events.emplace_back(TokenEvent{});
+  sink.on_events(std::move(events));
+  const auto between = Clock::now();
+  events.clear();
+  events.emplace_back(TokenEvent{});
+  sink.on_events(std::move(events));
+  sink.next();
+  EXPECT_LE(sink.arrived(), between);
+  sink.next();
+  EXPECT_GE(sink.arrived(), between);
 }
 
 TEST(ForTerminal, ControlCharactersBecomePictures) {

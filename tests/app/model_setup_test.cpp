@@ -46,6 +46,19 @@ TEST(ModelSetup, APyTorchCheckpointIsSentToTheConverter) {
   EXPECT_NE(refusal([&] { find_checkpoint("no/such/folder"); }).find("does not exist"), std::string::npos);
 }
 
+TEST(ModelSetup, AFolderAboveCheckpointsAndAMistypedNameAreUnderstood) {
+  const testing::TempDir dir;
+  EXPECT_NE(refusal([&] { find_checkpoint(dir.path().string()); }).find("there is no config.json"), std::string::npos);
+  std::filesystem::create_directory(dir / "mine");
+  testing::write_file(dir / "mine" / "config.json", "{}");
+  EXPECT_NE(refusal([&] { find_checkpoint(dir.path().string()); }).find("did you mean " + (dir / "mine").string()),
+            std::string::npos);
+  for (const char* name : {"Demo", "demo/", "demmo"}) {
+    EXPECT_NE(refusal([&] { find_checkpoint(name); }).find("did you mean demo"), std::string::npos) << name;
+  }
+  EXPECT_EQ(refusal([] { find_checkpoint("mine"); }).find("did you mean"), std::string::npos);
+}
+
 TEST(ModelSetup, AttentionIsInIntegersOverInt8PagesUnlessToldOtherwise) {
   const auto in_integers = [](DType pages, const std::string& math) {
     ModelSettings settings;

@@ -142,6 +142,8 @@ TEST(PasskeyStats, ByLength) {
   EXPECT_DOUBLE_EQ(stats[0].cached_fraction, 0.4);
   EXPECT_DOUBLE_EQ(stats[0].prefill_tps, 2000);  // 1000/0.5 s and 200/0.1 s
   EXPECT_DOUBLE_EQ(stats[0].decode_tps, 50);
+  for (PasskeyRecord& r : records) r.tpot_ms = 0.0013;  // all tokens in one packet
+  EXPECT_TRUE(std::isnan(stats_by_length(records)[0].decode_tps)) << "that is no rate";
   EXPECT_DOUBLE_EQ(stats[0].peak_rss_bytes, 4e6);
   EXPECT_DOUBLE_EQ(overall_accuracy(records), 0.6);
   EXPECT_TRUE(std::isnan(overall_accuracy({})));
