@@ -75,7 +75,7 @@ export function keySpans(pieces, keyIds, lineAt) {
     if (!own.has(id)) return;
     const last = spans.at(-1);
     if (last && last.range[1] === lineAt + i) last.range[1] += 1;
-    else spans.push({name: spans.length === 0 ? 'first time' : 'again', range: [lineAt + i, lineAt + i + 1]});
+    else spans.push({name: spans.length === 0 ? 'First time' : 'Again', range: [lineAt + i, lineAt + i + 1]});
   });
   return spans.length ? spans : [{name: 'its line', range: [lineAt, lineAt + pieces.line.length]}];
 }

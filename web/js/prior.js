@@ -15,6 +15,10 @@ const COUNTERS_INTERVAL_MS = 2000;
 const MIN_POWER = 6;
 const MAX_POWER = 20; // a million tokens
 
+const ENCODINGS = {nope: 'NoPE (no position encoding)', rope: 'RoPE', rope_local: 'local RoPE', sinusoidal: 'sinusoidal positions',
+  t5: 'T5’s relative bias'};
+const encodingName = (name) => ENCODINGS[name] ?? name;
+
 const cell = (...content) => h('td', {}, content);
 
 export class PriorView {
@@ -76,7 +80,7 @@ export class PriorView {
         h('div', {class: 'curve-controls'},
           h('div', {class: 'slider length'}, h('label', {for: 'prior-length'}, h('b', {}, 'Context')), this.lengthText,
             this.lengthInput),
-          h('div', {class: 'flags'}, compareBox('alibi', 'ALiBi'), compareBox('uniform', 'Uniform')))),
+          h('div', {class: 'flags'}, this.alibiBox = compareBox('alibi', 'ALiBi'), compareBox('uniform', 'Uniform')))),
       whatIfHost, scatterHost,
       h('section', {class: 'card facts', 'aria-label': 'Numbers of the chosen head'},
         h('div', {class: 'card-head'}, h('h2', {}, 'In numbers')),
@@ -122,12 +126,16 @@ export class PriorView {
       this.#selected ??= prior.heads.reduce((best, head) => (head.beta < best.beta ? head : best));
       this.loading.hidden = true;
       if (prior.position_encoding !== 'bam' && prior.position_encoding !== 'alibi') {
-        this.notice.node.before(h('p', {class: 'empty'}, `This checkpoint uses ${prior.position_encoding}, which has no `
-          + 'prior over distance to show: what is left are the tiles that attention read.'));
+        this.notice.node.before(h('p', {class: 'empty'}, `This checkpoint uses ${encodingName(prior.position_encoding)}, which has no `
+          + 'prior over distance to show: what is left are the tiles that attention read. Where its heads look is in ',
+        h('a', {href: '#attention'}, 'Attention'), '.'));
       }
       this.notice.clear();
       this.scatterHost.hidden = prior.position_encoding !== 'bam';
-      this.curveHost.hidden = this.whatIfHost.hidden = !this.#hasPrior;
+      this.curveHost.hidden = !this.#hasPrior;
+      // ALiBi's slopes are fixed: there are no parameters to turn, and it need not be compared with itself.
+      this.whatIfHost.hidden = this.alibiBox.hidden = prior.position_encoding !== 'bam';
+      this.#compare.alibi &&= prior.position_encoding === 'bam';
       this.map.hasPriors = prior.position_encoding === 'bam';
       this.content.hidden = false;
       this.map.build(prior.heads, prior.num_heads);
@@ -231,7 +239,7 @@ export class PriorView {
     if (Number.isFinite(reach)) marks.push({d: reach, text: `reach ${short(reach)}`, className: 'reach'});
     this.curve.set({n, mode: this.#mode, curves: this.curves, marks,
       label: `Prior of layer ${head.layer}, head ${head.head} over ${count(n)} tokens, ${CLASSES[head.class].name}`});
-    if (this.#drawnLength !== n) {
+    if (this.#drawnLength !== n && this.#hasPrior) {
       this.#drawnLength = n;
       this.map.setCurves(this.#model.heads, (each) => this.#logitOf(each, n), n);
     }
@@ -256,7 +264,7 @@ export class PriorView {
     fill(this.factsHead, h('th', {scope: 'col'}, ''), h('th', {scope: 'col'}, 'this head'),
       this.#whatIf && h('th', {scope: 'col', class: 'what-if-text'}, 'what if'));
     if (!this.#hasPrior) {
-      fill(this.facts, row('Encoding', [cell(this.#model.position_encoding)]), this.#countersRow(head, 1));
+      fill(this.facts, row('Encoding', [cell(encodingName(this.#model.position_encoding))]), this.#countersRow(head, 1));
       this.#showMapNote();
       return;
     }

@@ -126,7 +126,8 @@ export class SamplingForm {
     this.node = h('form', {class: 'sampling', 'aria-label': 'Sampling fields'},
       GROUPS.map(([title, fields], at) => h('details', {open: at === 0 && !phone},
         h('summary', {}, title, h('span', {class: 'set-count'})),
-        h('div', {class: 'field-grid'}, fields.map((spec) => this.#add(...spec))))));
+        h('div', {class: 'field-grid'}, fields.map((spec) => this.#add(...spec))),
+        at === 0 && h('p', {class: 'card-note sampling-note'}, 'What is set is sent; for an empty field the model’s own value holds, in grey.'))));
     this.node.addEventListener('submit', (event) => event.preventDefault());
     this.#restore();
     this.node.addEventListener('input', () => {
