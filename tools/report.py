@@ -162,7 +162,9 @@ def draw_lines(axes, runs: list[dict], trained: int | None) -> None:
         axes.yaxis.set_minor_formatter(ticker.FuncFormatter(lambda v, _: f"{v:g}"))
     if trained:
         axes.axvline(trained, color="0.35", linestyle="--", linewidth=1)
-        axes.annotate(f" trained at {shown(trained)}", (trained, 1), xycoords=("data", "axes fraction"), va="top", fontsize=8, color="0.35")
+        # Beside the line at half height: curves begin above, and bands end below.
+        axes.annotate(f"trained at {shown(trained)}", (trained, 0.5), xytext=(-3, 0), xycoords=("data", "axes fraction"), ha="right", va="center",
+                      textcoords="offset points", rotation=90, fontsize=8, color="0.35")
 
 
 def draw_bars(axes, runs: list[dict], _: int | None) -> None:

@@ -39,6 +39,9 @@ class Simulation(unittest.TestCase):
         self.assertAlmostEqual(simulate.layer_time([1.0] * 4, 400, 1000, 1100), 1.0)
         self.assertGreater(simulate.layer_time([float(i) for i in range(1, 17)], 400, 800, 825), 16.0)
 
+    def test_one_disturbed_part_does_not_decide_what_lies_beyond(self):
+        self.assertAlmostEqual(simulate.layer_time([1.0] * 15 + [2.0], 1600, 8000, 8100), 1.0)
+
     def test_more_nodes_than_layers_are_not_used(self):
         measured = {"tokens": 1000, "chunk": 100, "layer_seconds": [[1.0] * 4] * 3}
         stages, seconds, slowest = simulate.simulate(measured, 8, 1000, 16, 10, 0.0, 0.0)

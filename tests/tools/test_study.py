@@ -108,6 +108,16 @@ class Network(unittest.TestCase):
             # One layer of NoPE would not see the swap in the last row; four layers do, through the causal mask.
             self.assertGreater((fused[:, -1] - swapped[:, -1]).abs().max(), 1e-6, name)
 
+    def test_only_sinusoidal_positions_depend_on_where_a_sequence_begins(self):
+        tokens = torch.randint(261, 1024, (1, 48), generator=torch.Generator().manual_seed(4))
+        for name in study.SIBLINGS:
+            model = new_model(name)
+            with torch.no_grad():
+                same = torch.equal(model.hidden(tokens), model.hidden(tokens, start=100))
+                whole = model.embed(torch.cat((tokens, tokens), 1))[:, 48:]
+                self.assertTrue(torch.equal(whole, model.embed(tokens, 48)), name)
+            self.assertEqual(same, not name.startswith("sinusoidal"), name)
+
 
 class Mixture(unittest.TestCase):
     @classmethod
@@ -184,9 +194,11 @@ class Training(unittest.TestCase):
         torch.set_num_threads(1)
 
     def test_extension_begins_where_the_recipe_ended(self):
-        ended = self.train("here", recipe=dataclasses.replace(SMALL, steps=5))[2].model.state_dict()
+        self.train("here", recipe=dataclasses.replace(SMALL, steps=5))
+        ended = export.read_checkpoint(self.work / "out" / "bam-ssmax").state_dict()
         recipe = dataclasses.replace(study.VARIANTS["extended"], steps=0, tokens_per_step=1024)
-        args = argparse.Namespace(work=self.work, out=self.work / "out", curves=self.work / "curves", seed=1, variant="extended")
+        folders = dict(work=self.work, out=self.work / "out", trained=self.work / "out", curves=self.work / "curves")
+        args = argparse.Namespace(**folders, seed=1, variant="extended")
         run = study.train_sibling(args, "bam-ssmax", recipe)
         for key, value in run.model.state_dict().items():
             self.assertTrue(torch.equal(value, ended[key]), key)
@@ -249,6 +261,25 @@ class Training(unittest.TestCase):
         self.assertEqual([zero("learn-all", part) for part in ("shape", "scale", "loc")], [False, False, False])
         self.assertTrue(all((v - 1).abs().max() < 0.1 for k, v in trained["alibi-init"].items() if k.endswith("shape")))
         self.assertEqual({stage.length for stage in study.VARIANTS["length-256"].stages}, {64, 128, 256})
+
+    def test_shifted_batches_begin_anywhere_and_end_in_time(self):
+        spans, hidden = [], Model.hidden
+
+        def recorded(model, tokens, *args, start=0, **named):
+            spans.append((start, start + tokens.shape[1]))
+            return hidden(model, tokens, *args, start=start, **named)
+
+        Model.hidden = recorded
+        try:
+            recipe = dataclasses.replace(study.VARIANTS["shifted"], stages=(train.Stage(40, 128, 4e-3, 30, study.COPY),), steps=40)
+            self.train("shifted", "sinusoidal-ssmax", dataclasses.replace(recipe, tokens_per_step=128))
+            shifted, spans[:] = [span for span in spans if span[0]], []
+            self.train("unshifted", "sinusoidal-ssmax", dataclasses.replace(recipe, shifted_up_to=0, tokens_per_step=128))
+        finally:
+            Model.hidden = hidden
+        self.assertGreater(len({start // 64 for start, _ in shifted}), 4)
+        self.assertLessEqual(max(end for _, end in shifted), 512)
+        self.assertEqual({start for start, _ in spans}, {0})
 
 
 class Served(unittest.TestCase):

@@ -1,4 +1,5 @@
 """PyTorch binding of attention.c, which is compiled on first use into the user's cache folder."""
+import argparse
 import ctypes
 import functools
 import hashlib
@@ -94,4 +95,5 @@ def self_check() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=f"{__doc__} Compares it with PyTorch's own.").parse_args()
     self_check()

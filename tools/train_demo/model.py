@@ -197,8 +197,9 @@ class Model(nn.Module):
             x = x + sinusoids(positions, self.config.hidden_size, self.config.sinusoidal_theta)
         return x
 
-    def hidden(self, tokens, fused: bool = True):
-        x = self.embed(tokens)
+    def hidden(self, tokens, fused: bool = True, start: int = 0):
+        """start: the first token's absolute position, which only sinusoidal embeddings see."""
+        x = self.embed(tokens, start)
         for layer in self.layers:
             x = layer(x, fused)
         return self.norm(x)

@@ -19,6 +19,7 @@ import runtime  # noqa: F401  (first: it tunes the process before torch loads)
 import torch
 import torch.nn.functional as F
 
+import export
 import study_tables
 import train
 from model import Config, Model, alibi_slopes
@@ -78,7 +79,9 @@ VARIANTS = {
     "longer": dataclasses.replace(
         STUDY, steps=2700, decay_steps=1650, stages=tuple(dataclasses.replace(s, until=s.until * 3 // 2) for s in STUDY.stages)
     ),
-    # Context extension: a tenth of the steps at twice the length, from where the recipe ended.
+    # For absolute positions: short sequences stand anywhere up to 512, so that every position is seen from the first step on.
+    "shifted": dataclasses.replace(STUDY, shifted_up_to=512),
+    # Context extension: a tenth of the steps at twice the length, from the checkpoint that the recipe wrote.
     "extended": dataclasses.replace(
         STUDY, steps=180, decay_steps=180, warmup_steps=20, stages=(Stage(180, 1024, 2e-3, 60, SHARPEN),), lengths=(1024,)
     ),
@@ -124,7 +127,7 @@ def sibling_config(name: str) -> Config:
 def train_sibling(args, name: str, recipe: Recipe = STUDY) -> StudyRun:
     label = name + (f"-{args.variant}" if args.variant else "") + (f"-seed{args.seed}" if args.seed != 1 else "")
     if args.variant == "extended":
-        trained = torch.load(args.work / f"study-{name}.state")["model"]
+        trained = export.read_checkpoint(args.trained / name).state_dict()
         recipe = dataclasses.replace(recipe, adjust=lambda model: model.load_state_dict(trained))
     run_args = argparse.Namespace(**vars(args), lr=0.02, eval_every=EVAL_EVERY, export_every=recipe.steps)
     path = args.curves / f"{label}.csv"
@@ -142,6 +145,7 @@ def main() -> None:
     add("--only", type=lambda names: names.split(","), default=SIBLINGS, help="comma-separated names")
     add("--seed", type=int, default=1)
     add("--variant", choices=VARIANTS, help="an ablation instead of the recipe")
+    add("--trained", type=pathlib.Path, default="checkpoints/siblings", help="folder of the checkpoints that `extended` goes on from")
     args = parser.parse_args()
     for name in args.only:
         if name not in SIBLINGS:

@@ -60,6 +60,7 @@ class Recipe:
     flat_priors: bool = False  # every head starts with theta_beta = 0, not only those of the last layer
     source: type = tasks.Tasks
     adjust: Callable[[Model], None] | None = None  # what a variant changes in the new network
+    shifted_up_to: int = 0  # batches begin at any absolute position from which they end before this one
 
 
 DEMO = Recipe(
@@ -174,7 +175,8 @@ class Run:
         tokens, weights = self.tasks.batch(self.recipe.tokens_per_step // length, length + 1, stage.mix)
         weights[weights == tasks.W_ANSWER] = stage.answer_weight
         tokens, weights = torch.from_numpy(tokens), torch.from_numpy(weights)[:, 1:].reshape(-1)
-        hidden = self.model.hidden(tokens[:, :-1])
+        shift = self.tasks.rng.randint(0, max(0, self.recipe.shifted_up_to - length)) if self.recipe.shifted_up_to else 0
+        hidden = self.model.hidden(tokens[:, :-1], start=shift)
         counted = weights > 0
         logits = self.model.output(hidden.flatten(0, 1)[counted])
         target, weight = tokens[:, 1:].reshape(-1)[counted], weights[counted]
