@@ -181,6 +181,7 @@ int run(int argc, char** argv) {
   options.weight_dtype = parse_dtype(dtype);
   options.max_rows = config.max_batched_tokens;
   options.max_logit_rows = 256;
+  options.kv_dtype = config.kv_dtype;
   CheckpointWeights weights = load_weights(model_dir, model_config);
   const int64_t vocab = model_config.vocab_size;
   Engine engine(std::make_unique<BamModel>(*backend, model_config, std::move(weights), options), config, 0);
@@ -212,11 +213,4 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace bam::bench
 
-int main(int argc, char** argv) {
-  try {
-    return bam::bench::run(argc, argv);
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "bench_drafts: %s\n", e.what());
-    return 1;
-  }
-}
+int main(int argc, char** argv) { return bam::bench::run_program("bench_drafts", bam::bench::run, argc, argv); }

@@ -256,11 +256,4 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace bam::bench
 
-int main(int argc, char** argv) {
-  try {
-    return bam::bench::run(argc, argv);
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "%s\n", e.what());
-    return 1;
-  }
-}
+int main(int argc, char** argv) { return bam::bench::run_program("bench_http_overhead", bam::bench::run, argc, argv); }

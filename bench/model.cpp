@@ -282,11 +282,4 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace bam::bench
 
-int main(int argc, char** argv) {
-  try {
-    return bam::bench::run(argc, argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "bench_model: %s\n", error.what());
-    return 1;
-  }
-}
+int main(int argc, char** argv) { return bam::bench::run_program("bench_model", bam::bench::run, argc, argv); }

@@ -6,25 +6,29 @@
 
 A node is the machine that measured. Layers are shared out so that the slowest stage is as fast as it can be; steps of
 `chunk` rows go from stage to stage; 2n of them are on their way at once; a link sends one message after the other. A
-length beyond the measured one goes on as the last quarter of it rose.
+length beyond the measured one goes on from its last quarter, as all of it rose (medians).
 """
 import argparse
 import itertools
 import json
 import pathlib
+import statistics
 
 
 def layer_time(parts, tokens, begin, end):
     """Seconds of one layer for the rows [begin, end): per-row times of the parts, between their middles in a straight line."""
     size = tokens / len(parts)
     per_row = [seconds / size for seconds in parts]
-    late = len(parts) * 3 // 4
-    slope = max(0.0, (per_row[-1] - per_row[late]) / ((len(parts) - 1 - late) * size)) if late < len(parts) - 1 else 0.0
+    # One part that something else disturbed must not decide what lies beyond: the median of all slopes, from the last quarter's.
+    pairs = itertools.combinations(range(len(parts)), 2)
+    slope = max(0.0, statistics.median((per_row[b] - per_row[a]) / ((b - a) * size) for a, b in pairs)) if len(parts) > 1 else 0.0
+    last = range(len(parts) * 3 // 4, len(parts))
+    level, centre = statistics.median(per_row[i] for i in last), (last[0] + last[-1] + 1) / 2 * size
 
     def at(position):
         place = position / size - 0.5
         if place >= len(parts) - 1:
-            return per_row[-1] + slope * (position - tokens + size / 2)
+            return level + slope * (position - centre)
         low = max(0, int(place))
         return per_row[low] + (per_row[low + 1] - per_row[low]) * max(0.0, place - low) if len(parts) > 1 else per_row[0]
     return (end - begin) * at((begin + end) / 2)

@@ -26,7 +26,7 @@ class ProfilingBackend final : public Backend {
 
   std::string description() const override { return inner_->description(); }
   std::string numerics() const override { return inner_->numerics(); }
-  double rounding_margin(int head_dim) const override { return inner_->rounding_margin(head_dim); }
+  ArithmeticRounding rounding(int head_dim) const override { return inner_->rounding(head_dim); }
   int num_threads() const override { return inner_->num_threads(); }
   ThreadPool* threads() override { return inner_->threads(); }
   size_t operand_bytes() const override { return inner_->operand_bytes(); }

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
+#include <exception>
 #include <numeric>
 #include <random>
 
@@ -28,6 +30,7 @@ Runner::Runner(const RunnerOptions& options, int64_t max_tokens, int64_t sequenc
   model_options.max_rows = std::max(options.chunk, sequences);
   model_options.max_logit_rows = std::max(options.logit_rows, sequences);
   model_options.attention.certified = options.certified;
+  model_options.kv_dtype = options.kv_dtype;
   model_ = std::make_unique<BamModel>(*backend_, config, load_weights(options.model, config), model_options);
   kv_.layout = make_kv_layout(options.kv_dtype, static_cast<int>(config.head_dim), kTileKeys);
   stride_ = (max_tokens + kTileKeys - 1) / kTileKeys;
@@ -121,6 +124,15 @@ double median(std::vector<double> values) {
 
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+int run_program(const char* name, int (*body)(int argc, char** argv), int argc, char** argv) {
+  try {
+    return body(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s: %s\n", name, error.what());
+    return 1;
+  }
 }
 
 }  // namespace bam::bench

@@ -63,5 +63,7 @@ DType parse_dtype(const std::string& name);
 std::vector<int32_t> random_tokens(int64_t count, int64_t vocab, uint64_t seed);
 double median(std::vector<double> values);
 double now_seconds();
+// main() of a benchmark: an exception is one line on stderr and 1.
+int run_program(const char* name, int (*body)(int argc, char** argv), int argc, char** argv);
 
 }  // namespace bam::bench
