@@ -117,7 +117,7 @@ def free_port():
 class Faults:
     """Memory and threads that the system refuses to a server started with environment() (tests/attack/faults.cpp)."""
 
-    FIELDS = ("every", "smallest", "failed", "thread", "threads")
+    FIELDS = ("every", "smallest", "failed", "thread", "threads", "hang", "hung")
 
     def __init__(self):
         self.library = pathlib.Path(bamtest.BAM).parent / "bam_faults.so"

@@ -1,5 +1,5 @@
-// Preloaded into a server: makes the system refuse memory and threads when a test says so. BAM_FAULTS names a file of
-// 64-bit numbers that the test reads and writes while the server runs (tests/attack/attack.py).
+// Preloaded into a server: makes the system refuse memory and threads, and its disk hang, when a test says so. BAM_FAULTS
+// names a file of 64-bit numbers that the test reads and writes while the server runs (tests/attack/attack.py).
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -8,9 +8,11 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstdarg>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 
 namespace {
@@ -21,6 +23,8 @@ struct Faults {
   std::atomic<uint64_t> failed;    // so many have
   std::atomic<uint64_t> thread;    // this thread is refused, the first is 1, and all that follow; 0: none
   std::atomic<uint64_t> threads;   // so many were asked for
+  std::atomic<uint64_t> hang;      // not 0: whoever opens a snapshot or waits for the disk waits until it is 0 again
+  std::atomic<uint64_t> hung;      // so many have waited
 };
 
 Faults* faults() {
@@ -44,6 +48,13 @@ bool fails(size_t size) {
   if ((mixed >> 20) % shared->every != 0) return false;
   shared->failed.fetch_add(1);
   return true;
+}
+
+void wait_for_disk() {
+  Faults* const shared = faults();
+  if (!shared || shared->hang == 0) return;
+  shared->hung.fetch_add(1);
+  while (shared->hang != 0) usleep(1000);
 }
 
 void* allocate(size_t size, size_t alignment) {
@@ -84,4 +95,21 @@ extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attribute
     if (shared->thread != 0 && number >= shared->thread) return EAGAIN;
   }
   return create(thread, attributes, work, argument);
+}
+
+extern "C" int fsync(int fd) {
+  static const auto sync = reinterpret_cast<int (*)(int)>(dlsym(RTLD_NEXT, "fsync"));
+  wait_for_disk();
+  return sync(fd);
+}
+
+extern "C" int open(const char* path, int flags, ...) {
+  using Open = int (*)(const char*, int, ...);
+  static const auto open_file = reinterpret_cast<Open>(dlsym(RTLD_NEXT, "open"));
+  va_list more;
+  va_start(more, flags);
+  const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(more, mode_t) : 0;
+  va_end(more);
+  if (std::strstr(path, ".bamkv") != nullptr) wait_for_disk();
+  return open_file(path, flags, mode);
 }

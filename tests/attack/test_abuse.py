@@ -106,7 +106,7 @@ class Keys(unittest.TestCase):
         for key in ("", " ", "one,"):
             with self.subTest(key=key):
                 result = subprocess.run([bamtest.BAM, "serve", "--port", "0", "--model", bamtest.checkpoint(), "--api-key", key],
-                                        capture_output=True, text=True, timeout=60, check=False, env={"PATH": os.environ["PATH"]})
+                                        capture_output=True, text=True, timeout=attack.PATIENCE, check=False, env={"PATH": os.environ["PATH"]})
                 self.assertEqual(result.returncode, 2, result.stderr)
                 self.assertIn("--api-key", result.stderr)
 

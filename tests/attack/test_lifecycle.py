@@ -20,7 +20,7 @@ ENDLESS = {"prompt": "x", "max_tokens": 100_000, "ignore_eos": True}
 
 def run(*arguments):
     clean = {key: value for key, value in os.environ.items() if not key.startswith("BAM_")}
-    return subprocess.run([bamtest.BAM, *arguments], capture_output=True, text=True, timeout=60, check=False, env=clean)
+    return subprocess.run([bamtest.BAM, *arguments], capture_output=True, text=True, timeout=attack.PATIENCE, check=False, env=clean)
 
 
 class BusyCores:

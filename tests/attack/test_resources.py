@@ -118,11 +118,47 @@ class NoMemory(bamtest.ServerTest):
                 client.join()
             self.faults.write(every=0)
             failed = self.faults.read("failed") - before
-            print(f"\nallocations of {smallest} bytes and more: {failed} failed; {counts}")
+            closed = self.server.metric("bam_http_failed_connections_total")
+            print(f"\nallocations of {smallest} bytes and more: {failed} failed; {counts}; closed by an exception: {closed:.0f}")
             self.assertGreater(failed, 0)
             self.assertIsNone(self.server.process.poll(), self.server.log())
             self.server.wait_idle()
             self.assertEqual(self.server.post(*self.REQUESTS[0]).json()["choices"][0]["text"], bodies[0])
+
+
+class HungDisk(unittest.TestCase):
+    """M3: a disk that does not answer holds up whoever asks for a snapshot, and nobody else."""
+
+    def test_m3_a_disk_that_hangs(self):
+        faults = attack.Faults()
+        self.addCleanup(faults.close)
+        admin = {"Authorization": "Bearer root"}
+        prompt = [3 + i % 300 for i in range(400)]
+        with tempfile.TemporaryDirectory() as folder, \
+                bamtest.running_server("--kv-dir", folder, "--admin-key", "root", "--max-unsent", "64MiB", environment=faults.environment()) as server:
+            server.complete(prompt, max_tokens=1)
+            self.assertEqual(server.post("/v1/kv/save", {"name": "first", "tokens": prompt}, headers=admin).status, 200)
+            stream = server.stream("/v1/completions", {"prompt": "x", "max_tokens": 100_000, "ignore_eos": True})
+            stream.next_event()
+            faults.write(hang=1)
+            self.addCleanup(lambda: faults.write(hang=0))
+            statuses = []
+            waiting = [threading.Thread(target=lambda path=path, body=body: statuses.append(server.post(path, body, headers=admin).status))
+                       for path, body in (("/v1/kv/save", {"name": "second", "tokens": prompt}), ("/v1/kv/restore", {"name": "first"}))]
+            for thread in waiting:
+                thread.start()
+            bamtest.wait_until(lambda: faults.read("hung") >= 1, "somebody waits for the disk", server)
+            for _ in range(100):  # the steps of the engine go on
+                self.assertTrue(stream.next_event().startswith("data: "))
+            self.assertEqual(server.complete(max_tokens=5).status, 200)
+            self.assertEqual(server.post("/tokenize", {"prompt": "x"}).status, 200)
+            self.assertEqual(server.get("/readyz").status, 200)
+            self.assertEqual(statuses, [])
+            faults.write(hang=0)
+            for thread in waiting:
+                thread.join()
+            self.assertEqual(statuses, [200, 200])
+            stream.close()
 
 
 class Files(unittest.TestCase):

@@ -32,6 +32,8 @@ def main():
     parser.add_argument("--bam", default=BAM)
     known, rest = parser.parse_known_args()
     BAM = os.path.abspath(known.bam)
+    # A shell's background jobs ignore Ctrl-C, and so would every server that is started from here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
     result = unittest.main(argv=[sys.argv[0], *rest], module="__main__", verbosity=2, warnings="ignore", exit=False).result

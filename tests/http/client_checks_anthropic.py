@@ -3,13 +3,29 @@
     python client_checks_anthropic.py BASE_URL
 """
 
+import asyncio
+import json
 import sys
+from typing import Literal
 
 import anthropic
+from pydantic import BaseModel
 
 HELLO = [{"role": "user", "content": "Hello, Claude"}]
+PLACES = ["San Francisco, CA", "Oslo"]
 TOOL = {"name": "get_weather", "description": "Get the current weather in a given location", "input_schema": {
-    "type": "object", "properties": {"location": {"enum": ["San Francisco, CA", "Oslo"]}}, "required": ["location"]}}
+    "type": "object", "properties": {"location": {"type": "string", "enum": PLACES}}, "required": ["location"], "additionalProperties": False}}
+
+
+class Place(BaseModel):
+    location: Literal["San Francisco, CA", "Oslo"]
+
+
+async def from_async(common):
+    async with anthropic.AsyncAnthropic(base_url=sys.argv[1], api_key="none") as client:
+        message = await client.messages.create(**common)
+        async with client.messages.stream(**common) as stream:
+            assert "".join([text async for text in stream.text_stream]) == message.content[0].text
 
 
 def main():
@@ -34,6 +50,13 @@ def main():
     assert block.input["location"] in TOOL["input_schema"]["properties"]["location"]["enum"], block
     with client.messages.stream(**tools) as stream:
         assert stream.get_final_message().content[0].input == block.input
+    # The client's typed outputs: the schema goes in output_config.format.
+    typed = {"model": "test", "max_tokens": 200, "messages": HELLO, "extra_body": {"temperature": 0}}
+    assert isinstance(client.messages.parse(output_format=Place, **typed).parsed_output, Place)
+    with client.messages.stream(output_config={"format": {"type": "json_schema", "schema": TOOL["input_schema"]}}, **typed) as stream:
+        assert json.loads("".join(stream.text_stream))["location"] in PLACES
+    asyncio.run(from_async(common))
+
     answered = client.messages.create(**{**common, "tools": [TOOL], "messages": [
         *HELLO, {"role": "assistant", "content": called.content},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": block.id, "content": "15 degrees"}]}]})

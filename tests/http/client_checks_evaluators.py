@@ -44,12 +44,12 @@ metric_list: [{metric: exact_match}]
 def ask(path, body=None):
     request = urllib.request.Request(BASE + path, data=None if body is None else json.dumps(body).encode(),
                                      headers={"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as reply:
+    with urllib.request.urlopen(request, timeout=300) as reply:
         return json.loads(reply.read())
 
 
 def prefix_hits():
-    with urllib.request.urlopen(BASE + "/metrics", timeout=60) as reply:
+    with urllib.request.urlopen(BASE + "/metrics", timeout=300) as reply:
         for line in reply.read().decode().splitlines():
             if line.startswith("bam_prefix_cache_hits_total"):
                 return float(line.split()[-1])

@@ -3,6 +3,7 @@
     python client_checks_frameworks.py NAME BASE_URL
 """
 
+import asyncio
 import enum
 import json
 import os
@@ -27,6 +28,7 @@ WEATHER = {"type": "function", "function": {"name": "get_weather", "description"
 
 
 def langchain():
+    from langchain_core.exceptions import ContextOverflowError
     from langchain_openai import ChatOpenAI
 
     class GetWeather(BaseModel):
@@ -40,15 +42,29 @@ def langchain():
     tools = ChatOpenAI(model="test", base_url=URL, api_key="none", temperature=0, max_tokens=300)
     called = tools.bind_tools([GetWeather], tool_choice="required", parallel_tool_calls=False).invoke("Which city is hotter today?")
     assert called.tool_calls[0]["args"]["city"] in ("Oslo", "Rome"), called
+    streamed = None
+    for chunk in tools.bind_tools([GetWeather], tool_choice="required", parallel_tool_calls=False).stream("Which city is hotter today?"):
+        streamed = chunk if streamed is None else streamed + chunk
+    assert [call["args"] for call in streamed.tool_calls] == [call["args"] for call in called.tool_calls], streamed
     for method in ("function_calling", "json_schema"):
         structured = tools.with_structured_output(GetWeather, method=method).invoke("Which city is hotter today?")
         assert isinstance(structured, GetWeather), structured
+        assert list(tools.with_structured_output(GetWeather, method=method).stream("Which city is hotter today?"))[-1] == structured
+    try:
+        llm.invoke("word " * 9000)
+        raise AssertionError("a prompt beyond the context was taken")
+    except ContextOverflowError:
+        pass
     return "langchain-openai"
 
 
 def pydantic_ai():
+    from openai import AsyncOpenAI
     from pydantic import Field
-    from pydantic_ai import Agent
+    from pydantic_ai import Agent, ToolDefinition
+    from pydantic_ai.direct import model_request_sync
+    from pydantic_ai.messages import ModelRequest
+    from pydantic_ai.models import ModelRequestParameters
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -56,17 +72,36 @@ def pydantic_ai():
         home: City
         width: int = Field(ge=0, le=99)
 
-    model = OpenAIChatModel("test", provider=OpenAIProvider(base_url=URL, api_key="none"))
+    def new_model():  # a client belongs to one event loop
+        return OpenAIChatModel("test", provider=OpenAIProvider(openai_client=AsyncOpenAI()))
+
+    model = new_model()
     settings = {"max_tokens": 300, "temperature": 0}
     reply = Agent(model, system_prompt="Be concise.", model_settings={"max_tokens": 24}).run_sync("Where does hello world come from?")
     assert isinstance(reply.output, str), reply
     boxed = Agent(model, output_type=Box, model_settings=settings).run_sync("A box of Oslo, 10 wide")
     assert isinstance(boxed.output, Box), boxed
+
+    async def streamed():
+        model = new_model()
+        async with Agent(model, model_settings={"max_tokens": 24, "temperature": 0}).run_stream("Hello") as result:
+            said = [text async for text in result.stream_text(delta=True)]
+        assert "".join(said), said
+        async with Agent(model, output_type=Box, model_settings=settings).run_stream("A box of Oslo, 10 wide") as result:
+            assert await result.get_output() == boxed.output
+
+    asyncio.run(streamed())
+
+    dice = ToolDefinition(name="roll_dice", description="Roll a die.", parameters_json_schema={
+        "type": "object", "properties": {"sides": {"enum": [6, 20]}}, "required": ["sides"], "additionalProperties": False})
+    asked = [ModelRequest.user_text_prompt("Roll it.")], ModelRequestParameters(function_tools=[dice], allow_text_output=False)
+    part = model_request_sync(new_model(), asked[0], model_request_parameters=asked[1], model_settings=settings).parts[0]
+    assert part.tool_name == "roll_dice" and part.args_as_dict()["sides"] in (6, 20), part
     return "pydantic-ai-slim"
 
 
 def openai_agents():
-    from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool
+    from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool, set_default_openai_client
     from openai import AsyncOpenAI
 
     class Answer(BaseModel):
@@ -90,6 +125,20 @@ def openai_agents():
     weather = Agent(name="Weather", model="test", tools=[get_weather], tool_use_behavior="stop_on_first_tool",
                     model_settings=ModelSettings(max_tokens=300, tool_choice="required", parallel_tool_calls=False))
     assert Runner.run_sync(weather, "What's the weather in Rome?").final_output == "sunny" and calls[0] in tuple(City), calls
+
+    async def streamed():  # in a loop of its own, with clients of its own
+        set_default_openai_client(AsyncOpenAI())
+        chat = OpenAIChatCompletionsModel(model="test", openai_client=AsyncOpenAI())
+        result = Runner.run_streamed(weather, "What's the weather in Rome?")
+        async for _ in result.stream_events():
+            pass
+        assert result.final_output == "sunny", result
+        result = Runner.run_streamed(Agent(name="Assistant", model=chat, model_settings=ModelSettings(max_tokens=24)), "Hello")
+        said = [event.data.delta async for event in result.stream_events()
+                if event.type == "raw_response_event" and event.data.type == "response.output_text.delta"]
+        assert "".join(said) == result.final_output, said
+
+    asyncio.run(streamed())
     return "openai-agents"
 
 
@@ -109,6 +158,8 @@ def litellm():
     assert chunks[-1].usage.completion_tokens == 24, chunks[-1]
     called = client.completion(messages=question, tools=[WEATHER], tool_choice="required", max_tokens=300, **common)
     assert json.loads(called.choices[0].message.tool_calls[0].function.arguments)["city"] in ("Oslo", "Rome"), called
+    parts = list(client.completion(messages=question, tools=[WEATHER], tool_choice="required", max_tokens=300, stream=True, **common))
+    assert json.loads(client.stream_chunk_builder(parts).choices[0].message.tool_calls[0].function.arguments)["city"] in ("Oslo", "Rome"), parts
     typed = client.completion(messages=question, response_format=Answer, max_tokens=60, **common)
     assert Answer.model_validate_json(typed.choices[0].message.content), typed
     text = client.text_completion(model="text-completion-openai/test", api_base=URL, api_key="none", prompt="Once upon a time", max_tokens=8)
@@ -146,6 +197,14 @@ def instructor():
             arguments["extra_body"] = {"response_format": {"type": "json_object", "schema": UserInfo.model_json_schema()}}
         user = made.chat.completions.create(**arguments)
         assert isinstance(user, UserInfo), user
+
+    class Person(BaseModel):  # its partial models take no enumerations
+        name: str = Field(max_length=12)
+        age: int = Field(ge=0, le=150)
+
+    streamed = list(client.from_openai(OpenAI(base_url=URL, api_key="none")).create_partial(
+        response_model=Person, model="test", messages=messages, max_tokens=300, temperature=0))
+    assert len(streamed) > 1 and streamed[-1].age is not None, streamed
     named = client.from_provider("openai/test", base_url=URL, api_key="none")
     assert isinstance(named.create(response_model=UserInfo, messages=messages, max_tokens=300), UserInfo)
     return "instructor"
@@ -165,6 +224,8 @@ def outlines():
 
     hosted = client.from_openai(openai.OpenAI(base_url=URL, api_key="none"), "test")
     assert isinstance(hosted("Hello", max_tokens=12), str)
+    assert "".join(hosted.stream("Hello", max_tokens=12, temperature=0)) == hosted("Hello", max_tokens=12, temperature=0)
+    assert Character.model_validate_json("".join(hosted.stream("A character", Character, max_tokens=200)))
     assert Character.model_validate_json(hosted("A character", Character, max_tokens=200))
     served = client.from_vllm(openai.OpenAI(base_url=URL, api_key="none"), "test")
     assert served("Is it good? ", Literal["Yes", "No"], max_tokens=20) in ("Yes", "No")

@@ -3,6 +3,7 @@
     python client_checks_ollama.py BASE_URL
 """
 
+import asyncio
 import json
 import sys
 from importlib.metadata import version
@@ -23,6 +24,13 @@ def add_two_numbers(a: int, b: int) -> int:
     return a + b
 
 
+async def from_async(options, text):
+    client = ollama.AsyncClient(host=sys.argv[1])
+    parts = [part async for part in await client.chat(model="test", messages=HELLO, options=options, stream=True)]
+    assert "".join(part.message.content for part in parts) == text
+    assert parts[-1].done and parts[-1].eval_count > 0, parts[-1]
+
+
 def main():
     client = ollama.Client(host=sys.argv[1])
     options = {"temperature": 0, "num_predict": 24}
@@ -34,7 +42,15 @@ def main():
     assert generated["response"] == text, generated
     structured = client.chat(model="test", messages=HELLO, format=SCHEMA, options={"num_predict": 60})
     assert isinstance(json.loads(structured.message.content)["blue"], bool), structured
+    parts = client.chat(model="test", messages=HELLO, format=SCHEMA, options={"num_predict": 60}, stream=True)
+    assert isinstance(json.loads("".join(part.message.content for part in parts))["blue"], bool)
     client.chat(model="test", messages=HELLO, tools=[add_two_numbers], options=options)
+    # Ollama has no tool_choice; the words before a call make this model write one, in one piece as in a stream.
+    begun = [*HELLO, {"role": "assistant", "content": "<tool_call>"}]
+    for stream in (False, True):
+        replies = client.chat(model="test", messages=begun, tools=[add_two_numbers], options={"num_predict": 24}, stream=stream)
+        assert all(part.message.role == "assistant" for part in (replies if stream else [replies]))
+    asyncio.run(from_async(options, text))
     client.chat(model="test", options=options, messages=[*HELLO, {"role": "assistant", "tool_calls": [
         {"function": {"name": "add_two_numbers", "arguments": {"a": 1, "b": 2}}}]}, {"role": "tool", "tool_name": "add_two_numbers", "content": "3"}])
     assert len(client.embed(model="test", input=["a", "b"]).embeddings) == 2

@@ -7,10 +7,16 @@ import json
 import sys
 
 import openai
+from pydantic import BaseModel
 
 TOOL = {"type": "function", "name": "get_weather", "description": "The weather of a city.", "parameters": {
     "type": "object", "properties": {"city": {"type": "string", "enum": ["Oslo", "Rome"]}}, "required": ["city"], "additionalProperties": False},
         "strict": True}
+
+
+class Answer(BaseModel):
+    blue: bool
+
 
 ANSWER = {"type": "object", "properties": {"blue": {"type": "boolean"}}, "required": ["blue"], "additionalProperties": False}
 
@@ -48,6 +54,12 @@ def main():
     called = client.responses.create(model="test", input="Weather?", tools=[TOOL], tool_choice="required", parallel_tool_calls=False, max_output_tokens=200)
     call = called.output[0]
     assert call.type == "function_call" and json.loads(call.arguments)["city"] in ("Oslo", "Rome"), called
+    forced = {"model": "test", "input": "Weather?", "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "temperature": 0,
+              "max_output_tokens": 200}
+    with client.responses.stream(**forced) as stream:
+        deltas = "".join(event.delta for event in stream if event.type == "response.function_call_arguments.delta")
+        assert stream.get_final_response().output[0].arguments == deltas == client.responses.create(**forced).output[0].arguments
+    assert isinstance(client.responses.parse(model="test", input="Is the sky blue?", text_format=Answer, max_output_tokens=60).output_parsed, Answer)
     client.responses.create(model="test", previous_response_id=called.id, max_output_tokens=8,
                             input=[{"type": "function_call_output", "call_id": call.call_id, "output": "Sunny"}])
     vectors = client.embeddings.create(model="test", input=["a", "b"], dimensions=4)

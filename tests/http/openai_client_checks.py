@@ -9,6 +9,7 @@ import sys
 import time
 
 import openai
+from pydantic import BaseModel
 
 
 def check(condition, message):
@@ -90,6 +91,27 @@ def tools(client):
     check(answered.choices[0].message.content is not None and not answered.choices[0].message.tool_calls, answered)
 
 
+class Answer(BaseModel):
+    blue: bool
+
+
+def typed(client):
+    """The client's own way to typed answers, in one piece and in a stream."""
+    common = {"model": "test", "messages": MESSAGES, "response_format": Answer, "max_tokens": 60, "temperature": 0}
+    parsed = client.chat.completions.parse(**common).choices[0].message.parsed
+    check(isinstance(parsed, Answer), parsed)
+    with client.chat.completions.stream(**common) as stream:
+        check(stream.get_final_completion().choices[0].message.parsed == parsed, "streamed")
+
+
+async def from_async(client):
+    async with openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key) as many:
+        common = {"model": "test", "messages": MESSAGES, "max_tokens": 8, "temperature": 0}
+        whole = (await many.chat.completions.create(**common)).choices[0].message.content
+        chunks = [chunk async for chunk in await many.chat.completions.create(stream=True, **common)]
+        check("".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole, chunks)
+
+
 def errors(client, base):
     def expect(kind, call):
         try:
@@ -129,11 +151,13 @@ def retries(client):
 
 def main():
     base, key = sys.argv[1:]
-    client = openai.OpenAI(base_url=base, api_key=key, max_retries=2, timeout=120)
+    client = openai.OpenAI(base_url=base, api_key=key, max_retries=2, timeout=300)
     check([model.id for model in client.models.list()] == ["test"], "models")
     completions(client)
     chat(client)
     tools(client)
+    typed(client)
+    asyncio.run(from_async(client))
     errors(client, base)
     retries(client)
     print("openai", openai.__version__, "is happy")

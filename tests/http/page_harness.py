@@ -13,6 +13,7 @@ import time
 import unittest
 import urllib.request
 
+import bamtest
 from webdriver import Browser, free_port, missing_program
 
 OPTIONS = argparse.Namespace(bam="")  # the program under test, set by main()
@@ -30,7 +31,7 @@ class Server:
         if key:
             command += ["--api-key", key]
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + bamtest.PATIENCE
         while True:
             try:
                 urllib.request.urlopen(f"{self.url}/readyz", timeout=5).close()
@@ -66,7 +67,7 @@ class Server:
         if self.key:
             headers["authorization"] = f"Bearer {self.key}"
         data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=120) as reply:
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=bamtest.PATIENCE) as reply:
             return json.load(reply)
 
 
@@ -83,7 +84,7 @@ class LongRequest(threading.Thread):
 
     def run(self):
         body = {"prompt": "Once upon a time", "max_tokens": 100000, "ignore_eos": True, "stream": True}
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=120)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=bamtest.PATIENCE)
         try:
             connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
             for line in connection.getresponse():
@@ -140,7 +141,7 @@ class PageTest(unittest.TestCase):
         self.page.wait("the server known", lambda: "demo" in self.page.text("#model-line")
                        or not self.page.visible("#model-line"))
 
-    def wait_text(self, css: str, part: str, timeout_s: float = 30):
+    def wait_text(self, css: str, part: str, timeout_s: float = bamtest.PATIENCE):
         self.page.wait(f"“{part}” in {css} (it says “{self.page.text(css)}”)", lambda: part in self.page.text(css), timeout_s)
 
     def sampling(self, **values):

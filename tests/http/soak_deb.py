@@ -3,6 +3,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -44,6 +45,9 @@ class Package(unittest.TestCase):
 
     def test_install_serve_purge(self):
         self.assertLess(self.package.stat().st_size, 12 * 2 ** 20)
+        needs = subprocess.run(["dpkg-deb", "--field", str(self.package), "Depends"], capture_output=True, text=True, check=True).stdout
+        self.assertIn("libcurl4", needs)
+        self.assertNotRegex(needs, "openmpi|gloo|cuda", "a plugin is a package of its own")
         made = subprocess.run(["debootstrap", "--variant=minbase", "bookworm", str(self.root)], capture_output=True, text=True,
                               check=False)
         if made.returncode != 0:
@@ -52,11 +56,14 @@ class Package(unittest.TestCase):
         try:
             before = self.files()
             shutil.copy(self.package, self.root / "tmp/bam.deb")
-            self.inside("apt-get update -q && apt-get install -y -q --no-install-recommends /tmp/bam.deb")
-            self.inside("bam --version && bam help serve >/dev/null && test -s /etc/bam/api-keys")
+            apt = self.inside("apt-get update -q && apt-get install -y -q --no-install-recommends /tmp/bam.deb")
+            said = re.search(r"(\d+) newly installed[\s\S]*?After this operation, (.*) of additional", apt.stdout)
+            print(f"{self.package.name}: {self.package.stat().st_size / 1e6:.1f} MB; {said[1]} packages, {said[2]} on a minimal Debian 12")
+            print(self.inside("bam --version && bam help serve >/dev/null && test -s /etc/bam/api-keys").stdout.strip())
             self.assertEqual((self.root / "etc/bam/api-keys").stat().st_mode & 0o777, 0o600)
-            said = self.inside(SERVE)
-            self.assertIn("200", said.stdout)
+            served = self.inside(SERVE)
+            print(served.stdout.strip())
+            self.assertIn("/readyz: 200", served.stdout)
             self.inside("apt-get purge -y -q bam-server")
             self.assertEqual(self.files(), before)
             self.assertFalse((self.root / "etc/bam").exists())

@@ -7,6 +7,13 @@ import subprocess
 import bamtest
 import pypi
 
+# The engines of vLLM and SGLang need a GPU, their bench clients do not: both without their kernels, in one environment.
+BENCH_CLIENTS = ("vllm", "sglang", "xgrammar")
+BENCH_NEEDS = ("torch", "torchvision", "aiohttp", "apache-tvm-ffi", "blake3", "cachetools", "cbor2", "cloudpickle", "compressed-tensors", "datasets", "einops",
+               "fastapi", "gguf", "ipython", "llguidance", "msgspec", "numpy", "openai", "openai-harmony", "orjson", "pandas", "partial-json-parser", "pillow",
+               "prometheus-client", "protobuf", "psutil", "py-cpuinfo", "pybase64", "pydantic", "pyzmq", "regex", "requests", "sentencepiece",
+               "setproctitle", "starlette", "tqdm", "transformers", "uvloop")
+
 
 class Evaluators(bamtest.ServerTest):
     arguments = ("--max-model-len", "4096")
@@ -26,13 +33,10 @@ class Evaluators(bamtest.ServerTest):
         self.run_checks("guidellm", "guidellm", "sentencepiece", "protobuf")
 
     def test_vllm_bench(self):
-        self.run_checks("vllm_bench", "vllm")
+        self.run_checks("vllm_bench", *BENCH_NEEDS, bare=BENCH_CLIENTS)
 
     def test_sglang_bench(self):
-        # Its kernels need a GPU, its client does not.
-        self.run_checks("sglang_bench", "torch", "torchvision", "aiohttp", "apache-tvm-ffi", "cloudpickle", "compressed-tensors", "datasets", "fastapi",
-                        "gguf", "ipython", "msgspec", "numpy", "orjson", "pandas", "pillow", "protobuf", "psutil", "pybase64", "pydantic", "pyzmq",
-                        "regex", "requests", "sentencepiece", "starlette", "tqdm", "transformers", "uvloop", bare=("sglang",))
+        self.run_checks("sglang_bench", *BENCH_NEEDS, bare=BENCH_CLIENTS)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class Redis(gateways.Process):
         super().__init__(["redis-server", "--bind", "127.0.0.1", "--port", str(self.port), "--save", "", "--dir", self.folder.name,
                           "--requirepass", "sesame"])
         self.place, self.environment = f"redis:127.0.0.1:{self.port}/test", {"REDISCLI_AUTH": "sesame"}
-        bamtest.wait_until(lambda: "Ready to accept connections" in self.log(), "redis-server is there", timeout=60)
+        bamtest.wait_until(lambda: "Ready to accept connections" in self.log(), "redis-server is there")
 
     def close(self):
         self.kill()

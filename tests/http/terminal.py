@@ -16,9 +16,9 @@ CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
 
 
 class Terminal:
-    """`bam …` on a pseudo terminal of 100 columns."""
+    """`bam …` on a pseudo terminal."""
 
-    def __init__(self, *arguments, environment=None, cwd=None):
+    def __init__(self, *arguments, environment=None, cwd=None, columns=100):
         clean = {key: value for key, value in os.environ.items() if not key.startswith("BAM_")}
         clean.update({"TERM": "xterm", "LC_ALL": "C.UTF-8", **(environment or {})})
         self.pid, self.fd = pty.fork()
@@ -29,7 +29,7 @@ class Terminal:
                 os.execve(bamtest.BAM, [bamtest.BAM, *arguments], clean)
             finally:
                 os._exit(127)
-        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         self.raw = ""
         self.seen = 0  # how much of the text earlier waits have passed
         self.status = None

@@ -66,7 +66,7 @@ class Command(unittest.TestCase):
         self.assertEqual(self.output.read_text().count("\n"), 400)
 
     def test_usage(self):
-        result = subprocess.run(self.command(), capture_output=True, text=True, timeout=60, check=False)
+        result = subprocess.run(self.command(), capture_output=True, text=True, timeout=bamtest.PATIENCE, check=False)
         self.assertEqual(result.returncode, 2, result.stderr)
         self.assertIn("in.jsonl", result.stderr)
 

@@ -181,6 +181,7 @@ class Replies(bamtest.ServerTest):
         error = self.server.complete([5] * 4000, max_tokens=200).error
         self.assertTrue(error["message"].startswith("This model's maximum context length is 4096 tokens. However, "), error)
         self.assertIn("4000 in the prompt", error["message"])
+        self.assertIn("context_length_exceeded", error["message"], "LangChain looks at the message only")
         self.assertEqual(error["code"], "context_length_exceeded")
         chat = self.server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "no " * 5000}]}).error
         self.assertIn("in the messages", chat["message"])
@@ -253,6 +254,49 @@ class Replies(bamtest.ServerTest):
         schema = {"type": "object", "properties": {"c": {"type": "string", "format": "colour", "maxLength": 3}}, "required": ["c"]}
         reply = self.server.complete("x", json_schema=schema, max_tokens=60, temperature=1, seed=1)
         self.assertEqual(reply.status, 200, reply.text)
+
+
+class Habits(bamtest.ServerTest):
+    """How clients of other servers send what they send."""
+
+    def raw(self, body, headers=None):
+        return self.server.request("POST", "/v1/completions", body, headers or {"Content-Type": "application/json"})
+
+    def test_fields_that_mean_nothing_here_are_named(self):
+        fields = {"service_tier": "auto", "store": False, "metadata": {"a": "b"}, "verbosity": "low", "reasoning_effort": "low"}
+        reply = self.server.post("/v1/chat/completions", {**CHAT, "max_tokens": 1, **fields, "user": "me"})
+        self.assertEqual((reply.status, reply.headers["x-ignored-fields"]), (200, ", ".join(fields)))
+        nulls = self.server.post("/v1/chat/completions", {**CHAT, "max_tokens": 1, **{name: None for name in fields}, "tools": None, "stop": None})
+        self.assertEqual(nulls.status, 200, "null is as good as no field")
+        self.assertNotIn("x-ignored-fields", nulls.headers)
+
+    def test_bodies(self):
+        body = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
+        for sent, headers in ((b"\xef\xbb\xbf" + body, None), (body, {}), (body, {"Content-Type": "text/plain"}),
+                              (body, {"Content-Type": "application/json; charset=utf-8", "Accept": "text/event-stream"})):
+            self.assertEqual(self.raw(sent, headers).status, 200, (sent, headers))
+        self.assertIn("'max_tokens' appears twice", self.raw(body[:-1] + b', "max_tokens": 2}').error["message"])
+        self.assertEqual(self.raw(body.decode().encode("utf-16")).status, 400)
+
+    def test_long_urls(self):
+        self.assertEqual(self.server.get("/v1/models?" + "x" * 9000).status, 200)
+        self.assertEqual(self.server.get("/v1/models?" + "x" * 100_000).status, 414)
+
+    def test_head_is_get_without_its_body(self):
+        for path in ("/", "/health", "/livez", "/v1/models", "/v1/models/test", "/props", "/api/tags", "/nowhere"):
+            head, got = self.server.request("HEAD", path), self.server.get(path)
+            self.assertEqual((head.status, head.body, head.headers["content-type"]), (got.status, b"", got.headers["content-type"]), path)
+            self.assertGreater(int(head.headers["content-length"]), 0, path)
+
+    def test_several_prompts_and_choices_in_one_stream(self):
+        body = {"prompt": ["The grass", "The sky"], "n": 2, "max_tokens": 3, "temperature": 0, "ignore_eos": True}
+        whole = self.server.post("/v1/completions", body).json()
+        chunks = self.server.stream("/v1/completions", {**body, "stream_options": {"include_usage": True}}).chunks()
+        for choice in whole["choices"]:
+            self.assertEqual(bamtest.text_of(chunks, choice["index"]), choice["text"])
+        reasons = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]]
+        self.assertEqual(reasons, ["length"] * 4)
+        self.assertEqual([chunk["usage"]["completion_tokens"] for chunk in chunks if chunk["usage"]], [12], "once, for all")
 
 
 if __name__ == "__main__":

@@ -311,7 +311,7 @@ class Descriptions(bamtest.ServerTest):
             self.assertEqual(self.server.post("/v1/attention", body).status, 400, body)
 
     def test_passkey_selftest(self):
-        reply = self.server.post("/v1/selftest/passkey", {"length": 300, "depths": [0.2, 0.8]}, timeout=120)
+        reply = self.server.post("/v1/selftest/passkey", {"length": 300, "depths": [0.2, 0.8]})
         self.assertEqual(reply.status, 200, reply.text)
         result = reply.json()
         self.assertEqual((result["trials"], len(result["results"])), (2, 2))

@@ -90,10 +90,48 @@ class Constraints(bamtest.ServerTest):
                 self.assertEqual(reply.status, 400, reply.body)
                 self.assertEqual(reply.error["param"], param)
 
+    def digits(self):
+        ids = self.server.post("/tokenize", {"prompt": "123", "add_special_tokens": False}).json()["tokens"]
+        return [i for i in ids if self.server.post("/detokenize", {"tokens": [i]}).json()["prompt"].strip()]
+
+    def test_fields_that_contradict_each_other_are_named(self):
+        digits = self.digits()
+        for fields, names in (({"guided_choice": ["yes"], "allowed_token_ids": digits}, ["guided_choice", "allowed_token_ids"]),
+                              ({"structured_outputs": {"choice": ["yes"]}, "allowed_token_ids": digits},
+                               ["structured_outputs.choice", "allowed_token_ids"]),
+                              ({"regex": "[a-z]+", "allowed_token_ids": digits, "n": 2}, ["regex", "allowed_token_ids"]),
+                              ({"allowed_token_ids": digits, "bad_words": list("123")}, ["allowed_token_ids", "bad_words"])):
+            with self.subTest(fields=fields):
+                reply = self.server.complete("x", max_tokens=4, **fields)
+                self.assertEqual(reply.status, 400, reply.body)
+                self.assertEqual(reply.error["type"], "invalid_request_error")
+                self.assertEqual(reply.error["param"], names[0])
+                for name in names:
+                    self.assertIn(f"'{name}'", reply.error["message"])
+        # What both allow is still generated.
+        reply = self.server.complete("x", regex="[0-9]{3}", allowed_token_ids=digits, max_tokens=9)
+        self.assertEqual(reply.status, 200, reply.body)
+
+    def test_fields_that_contradict_each_other_later_are_named(self):
+        def check(error):
+            self.assertEqual((error["type"], error["param"]), ("invalid_request_error", "regex"))
+            self.assertIn("'regex' and 'allowed_token_ids': no token may come next (at token 2)", error["message"])
+        fields = {"regex": "[0-9][a-z]", "allowed_token_ids": self.digits(), "max_tokens": 9}
+        for more in ({}, {"n": 2}):
+            with self.subTest(more=more):
+                reply = self.server.complete("x", **fields, **more)
+                self.assertEqual(reply.status, 400, reply.body)
+                check(reply.error)
+        *tokens, error = self.server.stream("/v1/completions", {"prompt": "x", **fields}).chunks()
+        self.assertRegex("".join(c["choices"][0]["text"] for c in tokens), "^[0-9]$")
+        check(error["error"])
+
     def test_a_constraint_that_is_too_expensive_ends_its_own_request(self):
         letters = "|".join(f"[ -~]*{c}[ -~]{{900}}" for c in "aeinorst ")
-        reply = self.server.complete("x", regex=f"({letters})", max_tokens=1000, temperature=1, seed=3)
+        fields = {"prompt": "x", "regex": f"({letters})", "max_tokens": 1000, "temperature": 1, "seed": 3}
+        reply = self.server.post("/v1/completions", fields, timeout=10 * bamtest.PATIENCE)  # seconds of work, minutes with sanitizers
         if reply.status != 200:
+            self.assertEqual((reply.status, reply.error["param"]), (400, "regex"), reply.body)
             self.assertIn("too expensive", reply.error["message"])
         self.assertEqual(self.server.complete("x", regex="[0-9]{3}", max_tokens=9).json()["choices"][0]["finish_reason"], "stop")
 

@@ -74,7 +74,7 @@ class NoDevice(unittest.TestCase):
     def test_serve_cuda_ends_with_one_line(self):
         result = subprocess.run(
             [bamtest.BAM, "serve", "--model", bamtest.checkpoint(), "--port", "0", "--device", "cuda"],
-            capture_output=True, text=True, timeout=120, check=False,
+            capture_output=True, text=True, timeout=bamtest.PATIENCE, check=False,
             env=clean_environment(BAM_PLUGIN_DIR=self.folder.name))
         self.assertEqual(result.returncode, 1, result.stderr)
         own = [line for line in result.stderr.splitlines() if line.startswith("bam serve:")]
@@ -111,7 +111,7 @@ class FormatsOfTheGpuOnly(unittest.TestCase):
                             generate("--device", device, "--kv-dtype", dtype, BAM_PLUGIN_DIR=folder), dtype)
             served = subprocess.run(
                 [bamtest.BAM, "serve", "--model", bamtest.checkpoint(), "--port", "0", "--device", "auto"],
-                capture_output=True, text=True, timeout=120, check=False,
+                capture_output=True, text=True, timeout=bamtest.PATIENCE, check=False,
                 env=clean_environment(BAM_PLUGIN_DIR=folder, BAM_KV_DTYPE="fp8"))
             self.expect_refused(served, "fp8")
 
@@ -215,6 +215,16 @@ class EmulatedDevice(unittest.TestCase):
             env=clean_environment(BAM_PLUGIN_DIR=str(emulated_plugin().parent)))
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("Emulated sm_80", result.stderr)
+
+    def test_paths_without_tensor_cores_say_so_at_start(self):
+        for kv_dtype, slow in (("int4", True), ("f32", True), ("f16", False), ("int8", False)):
+            result = subprocess.run(
+                [bamtest.BAM, "generate", "--model", bamtest.checkpoint(), "-p", "Once", "-n", "1", "--temperature", "0", "--device", "cuda",
+                 "--dtype", "f16", "--kv-dtype", kv_dtype, "--kv-memory", "64MiB", "--max-model-len", "256"],
+                capture_output=True, text=True, timeout=600, check=False,
+                env=clean_environment(BAM_PLUGIN_DIR=str(emulated_plugin().parent)))
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual("attention runs without tensor cores" in result.stderr, slow, result.stderr)
 
     def test_machines_that_cannot_run_it_say_why(self):
         cases = [({"BAM_CUDA_EMU_DEVICES": "0"}, "no NVIDIA GPU was found"),

@@ -39,23 +39,27 @@ class Documentation(unittest.TestCase):
         cls.folder.cleanup()
 
     def test_curl_lines(self):
-        count = 0
+        count, ids = 0, {}
         prompt = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. " * 20
         (pathlib.Path(self.folder.name) / "handbook.json").write_text(json.dumps({"name": "handbook", "prompt": prompt}))
         (pathlib.Path(self.folder.name) / "requests.jsonl").write_text(json.dumps({"custom_id": "1", "url": "/v1/completions", "body": {"prompt": "x"}}))
         self.assertEqual(self.server.complete(prompt, max_tokens=1).status, 200)
         for block in blocks("bash"):
             for words in self.commands(block):
+                words = [re.sub("FILE_ID|BATCH_ID", lambda name: ids[name[0]], word) for word in words]
                 stream = None
                 if "my-request" in " ".join(words):
                     stream = self.server.stream("/v1/completions", {"prompt": "x", "max_tokens": 100000, "ignore_eos": True,
                                                                     "request_id": "my-request"})
                     stream.next_event()
-                result = subprocess.run(words + ["-sS", "-w", "\n%{http_code}"], capture_output=True, text=True, timeout=120,
+                result = subprocess.run(words + ["-sS", "-w", "\n%{http_code}"], capture_output=True, text=True, timeout=bamtest.PATIENCE,
                                         check=False, cwd=self.folder.name)
                 self.assertEqual(result.stdout.rsplit("\n", 1)[-1], "200", (words, result.stdout[-500:], result.stderr))
                 if stream:
                     stream.close()
+                for kind, name in (("file", "FILE_ID"), ("batch", "BATCH_ID")):
+                    if f'"object":"{kind}"' in result.stdout and "-X" not in words and name not in ids:
+                        ids[name] = json.loads(result.stdout.rsplit("\n", 1)[0])["id"]
                 count += 1
         self.assertGreater(count, 20)
 
@@ -86,7 +90,7 @@ class Documentation(unittest.TestCase):
         for block in blocks("python"):
             script = pathlib.Path(self.folder.name) / "example.py"
             script.write_text(block.replace("http://127.0.0.1:8000", self.base), encoding="utf-8")
-            result = subprocess.run([python, str(script)], capture_output=True, text=True, timeout=120, check=False)
+            result = subprocess.run([python, str(script)], capture_output=True, text=True, timeout=bamtest.PATIENCE, check=False)
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertTrue(result.stdout.strip())
 
@@ -96,7 +100,7 @@ class Documentation(unittest.TestCase):
             self.skipTest("SKIPPED: node is not installed (apt-get install nodejs)")
         script = pathlib.Path(self.folder.name) / "example.mjs"
         script.write_text(block.replace("http://127.0.0.1:8000", self.base), encoding="utf-8")
-        return subprocess.run([node, *arguments, str(script)], capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run([node, *arguments, str(script)], capture_output=True, text=True, timeout=bamtest.PATIENCE, check=False)
 
     def test_node_example_without_packages(self):
         examples = [block for block in blocks("javascript") if "fetch(" in block]

@@ -3,8 +3,10 @@
 
 import csv
 import json
+import os
 import pathlib
 import random
+import re
 import subprocess
 import tempfile
 import textwrap
@@ -195,6 +197,59 @@ class Eval(bamtest.ServerTest):
                                               .replace("dataset_kwargs:\n  data_files:\n    test: arc.jsonl\n", ""))
         self.assertIn("--docs", self.bam("hub.yaml", code=2))
         self.bam("hub.yaml", "--docs", "arc.jsonl", "--limit", 2)
+
+    def test_documents_of_several_tasks_come_from_a_folder(self):
+        # As MMLU's subjects are: one template of a hub's documents, included by a file for each subject.
+        (self.folder / "_template_yaml").write_text(MMLU.replace("task: own_mmlu\n", "").replace("dataset_path: json", "dataset_path: cais/mmlu")
+                                                    .replace("dataset_kwargs: {data_files: {test: mmlu.jsonl, dev: mmlu_dev.jsonl}}\n", ""))
+        docs = self.folder / "docs"
+        docs.mkdir()
+        for subject in ("law", "physics"):
+            (self.folder / f"mmlu_{subject}.yaml").write_text(f"include: _template_yaml\ntask: mmlu_{subject}\n")
+            for name, source in ((f"mmlu_{subject}", "mmlu"), (f"mmlu_{subject}_dev", "mmlu_dev")):
+                (docs / f"{name}.jsonl").write_text((self.folder / f"{source}.jsonl").read_text())
+        files = ("mmlu_law.yaml", "mmlu_physics.yaml")
+        self.assertIn("folder", self.bam(*files, "--docs", "mmlu.jsonl", code=2))
+        self.bam(*files, "--docs", "docs", "--out", "both.json")
+        self.bam("own_mmlu.yaml", "--out", "own.json")
+        both, own = (json.loads((self.folder / f"{name}.json").read_text())["results"] for name in ("both", "own"))
+        for subject in ("law", "physics"):  # the same questions behind the same two examples
+            self.assertEqual({**both[f"mmlu_{subject}"], "alias": 0}, {**own["own_mmlu"], "alias": 0})
+        (docs / "mmlu_law_dev.jsonl").unlink()
+        self.assertIn("has no mmlu_law_dev.jsonl", self.bam("mmlu_law.yaml", "--docs", "docs", code=2))
+
+    def test_the_commands_and_files_of_the_documentation(self):
+        """docs/evaluate.md, word for word, on a few documents in the form that each benchmark is published in."""
+        text = (bamtest.ROOT / "docs" / "evaluate.md").read_text(encoding="utf-8")
+        for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
+            (self.folder / f"{re.search('^task: (.*)$', block, re.MULTILINE).group(1)}.yaml").write_text(block)
+        (self.folder / "arc_easy.yaml").write_text(ARC.replace("dataset_path: json", "dataset_path: allenai/ai2_arc").replace("own_arc", "arc_easy")
+                                                   .replace("dataset_kwargs:\n  data_files:\n    test: arc.jsonl\n", ""))
+        (self.folder / "arc_easy.jsonl").write_text((self.folder / "arc.jsonl").read_text())
+        (self.folder / "mmlu").mkdir()
+        (self.folder / "mmlu_law.yaml").write_text(MMLU.replace("own_mmlu", "mmlu_law").replace("num_fewshot: 2\n", "")
+                                                   .replace("dataset_path: json", "dataset_path: cais/mmlu"))
+        (self.folder / "mmlu/mmlu_law.jsonl").write_text((self.folder / "mmlu.jsonl").read_text())
+        (self.folder / "longbench_v2.json").write_text(json.dumps([
+            {"_id": "1", "domain": "Single-Document QA", "difficulty": "easy", "length": "short", "question": "What is green?", "answer": answer,
+             "choice_A": "the sun", "choice_B": "the sky", "choice_C": "the grass", "choice_D": "nothing", "context": "The grass is green. " * 40}
+            for answer in "CA"]))
+        (self.folder / "niah_single_2_65536").mkdir()
+        (self.folder / "niah_single_2_65536/validation.jsonl").write_text("".join(json.dumps(
+            {"index": i, "input": "The pass key is 48213. What is the pass key? The pass key is", "outputs": [key], "length": 40}) + "\n"
+            for i, key in enumerate(("48213", "absent"))))
+        block = next(b for b in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if "longbench_v2.yaml" in b)
+        commands = [line for line in block.splitlines() if line.startswith("bam eval task")]
+        self.assertEqual(len(commands), 4)
+        for command in commands:
+            ran = subprocess.run(["sh", "-c", command + f" --url {self.url}"], capture_output=True, text=True, cwd=self.folder, check=False,
+                                 env={**os.environ, "PATH": f"{pathlib.Path(bamtest.BAM).parent}:{os.environ['PATH']}"})
+            self.assertEqual(ran.returncode, 0, f"{command}\n{ran.stdout}{ran.stderr}")
+            self.assertRegex(ran.stdout, r"(acc|string_match_all) +none +[01]\.\d{4}", command)
+        self.assertRegex(ran.stdout, "string_match_all +none +0.5000")
+        longbench = json.loads((self.folder / "longbench.json").read_text())
+        self.assertEqual(longbench["tasks"]["longbench_v2"]["documents"], 2)
+        self.assertIn("mmlu_law", (self.folder / "mmlu.csv").read_text())
 
     def test_what_only_lm_eval_can_do_is_refused(self):
         for change, word in ((("doc_to_text: \"Question", "process_docs: !function utils.f\ndoc_to_text: \"Question"), "utils.f"),

@@ -367,7 +367,7 @@ class Snapshots(unittest.TestCase):
 
     def test_a_folder_that_is_missing_is_refused_at_start(self):
         server = bamtest.Server("--kv-dir", "/nonexistent/kv", wait=False)
-        self.assertEqual(server.process.wait(60), 2)
+        self.assertEqual(server.process.wait(bamtest.PATIENCE), 2)
         server.stop(expected=2)
         self.assertIn("--kv-dir", server.log())
 

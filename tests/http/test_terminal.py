@@ -53,7 +53,11 @@ class Chat(WithFolder):
         chat.wait(r"Hello there\s+\S[^\n]*\n+>>> ")
         chat.type("/stats\n")
         chat.wait(r"prompt [\d,]+ tokens.* \| generated \d+.* \| (stop|length)")
-        chat.type("/set max_tokens 3\n/seed 7\n/system Be brief.\n")
+        for command, said in (("/set max_tokens 3", "max_tokens: 3"), ("/seed 7", "seed: 7"), ("/system Be brief.", "system message: Be brief."),
+                              ("/set", r"max_tokens +3\s+temperature +0\s+top_p +\(the model's own\)")):
+            chat.type(command + "\n")
+            chat.wait(rf"\n{said}" if command != "/set" else said)
+            chat.wait(r">>> ")
         chat.type("And you?\n")
         chat.wait(r"And you\?")
         chat.wait(r">>> ")
@@ -62,7 +66,9 @@ class Chat(WithFolder):
         talk = json.loads((self.folder / "talk.json").read_text())
         self.assertEqual([m["role"] for m in talk["messages"]], ["system", "user", "assistant", "user", "assistant"])
         self.assertEqual(talk["messages"][1]["content"], "Hello there")
-        chat.type("/reset\n/save empty.md\n")
+        chat.type("/reset\n")
+        chat.wait("a new conversation")
+        chat.type("/save empty.md\n")
         chat.wait(r"saved empty.md")
         self.assertNotIn("Hello", (self.folder / "empty.md").read_text())
         chat.type("/sysstem\n")
@@ -198,8 +204,8 @@ class Generate(WithFolder):
         self.assertRegex(terminal.text, r"\nprompt [\d,]+ tokens \| generated 0 \| interrupted\n$")
 
     def test_ctrl_c_in_the_answer_ends_with_a_newline_and_the_statistics(self):
-        terminal = self.terminal("generate", "--model", bamtest.checkpoint(), *MEMORY, "-n", "200000", "--ignore-eos", "Once upon a time")
-        terminal.wait(r"context \d+ \| [^\n]*\n[^\n]{20}")  # the text is under way
+        terminal = self.terminal("generate", "--model", bamtest.checkpoint(), *MEMORY, "-n", "200000", "--ignore-eos", "--seed", "1", "Once upon a time")
+        terminal.wait(r"context \d+ \| [^\n]*\n[\s\S]{20}")  # the text is under way
         terminal.press("C")
         self.assertEqual(terminal.wait_exit(), 130)
         self.assertRegex(terminal.text, r"\nprompt \d+ tokens in .* \| generated [\d,]+ in .* tok/s\) \| interrupted\n$")
@@ -242,9 +248,25 @@ class CommandLine(WithFolder):
         self.expect(run("run"), 2, "did you mean `bam chat`?")
         self.expect(run("help", "serv"), 2, "did you mean `bam serve`?")
         self.expect(run("eval", "perplexty", "x"), 2, "perplexity")
+        self.expect(run("--versoin"), 2, "did you mean `bam --version`?")
+        self.assertEqual(run("help", "help").stdout, run("help").stdout)
         result = run("inspect", bamtest.checkpoint(), environment={"BAM_KV_MEMROY": "1GiB"})
         self.assertEqual(result.returncode, 0)
         self.expect(result, 0, "BAM_KV_MEMROY is not a setting; did you mean BAM_KV_MEMORY?")
+
+    def test_mistakes_are_told_in_plain_words(self):
+        for arguments, sentence in (
+                (("generate", "hi", "-n", "x"), "--max-tokens: 'x' is not a whole number of at least 1 (see"),
+                (("generate", "hi", "--top-p", "2"), "--top-p: '2' is not a number from 0 to 1 (see"),
+                (("generate", "hi", "--seed", "abc"), "--seed: 'abc' is not a number (see"),
+                (("serve", "--port"), "--port: its value is missing (see"),
+                (("inspect", "demo", "--at"), "--at: its value is missing (see"),
+                (("completion", "ksh"), "SHELL: 'ksh' is not bash, zsh or fish (see"),
+                (("eval",), "what shall it do? task, perplexity or report (see"),
+                (("eval", "nothing"), "unexpected argument 'nothing'; there are task, perplexity, report (see"),
+                (("eval", "perplexity"), "FILE is missing (see"),
+                (("passkey", "http://127.0.0.1:8000"), "a server's address goes to --url (see")):
+            self.expect(run(*arguments), 2, sentence)
 
     def test_a_pytorch_checkpoint_is_sent_to_the_converter(self):
         (self.folder / "model.pt").write_bytes(b"PK")

@@ -82,6 +82,27 @@ class Chat(PageTest):
         self.assertNotIn("My talk", self.page.text("#conversation"))
 
 
+class HostileAnswer(PageTest):
+    ANSWER = "<img src=x onerror='window.pwned=1'><script>window.pwned=1</script> [here](javascript:window.pwned=1) **done**"
+
+    def test_an_answer_runs_nothing(self):
+        """The model is made to write it, the page shows it, keeps it and shows it again."""
+        self.open()
+        self.page.click(".segmented input[value=chat]")
+        self.sampling(max_tokens="400", response_format="choice", constraint=self.ANSWER)
+        self.page.type("#message", "Hello")
+        self.page.press("Control+Enter")
+        pane = "#view-playground .pane:not([hidden])"
+        self.page.wait("an answer", lambda: "first token after" in self.page.text(f"{pane} .stats"), 120)
+        for _ in range(2):
+            self.page.wait("the answer", lambda: self.page.count(".message.assistant strong") == 1)
+            self.assertIn("<script>window.pwned=1</script>", self.page.text(".message.assistant"))
+            self.assertEqual(self.page.count(".message img, .message script, .message a[href^=javascript]"), 0)
+            self.assertIsNone(self.page.script("return window.pwned ?? null"))
+            self.visit("playground")
+            self.page.click(".segmented input[value=chat]")
+
+
 class Markdown(PageTest):
     def render(self, text):
         answer = self.page.command("POST", "/execute/async", {"args": [text], "script":

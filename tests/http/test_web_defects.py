@@ -114,7 +114,9 @@ class WithoutPrior(OtherModel):
 
     def test_no_parameters_that_do_not_exist(self):
         self.open("prior")
-        self.wait_text("#view-prior", "has no prior over distance")
+        self.wait_text("#view-prior", "uses RoPE, which has no prior over distance")
+        self.assertEqual(self.page.attribute("#view-prior .empty a", "href"), "#attention")
+        self.assertEqual(self.page.script("return [...document.querySelectorAll('.head-cell path')].filter((p) => p.hasAttribute('d')).length"), 0)
         self.wait_text(".facts", "Tiles visited")
         for word in ("θα", "θβ", "50 % within", "Reach"):
             self.assertNotIn(word, self.page.text(".facts"))
@@ -123,6 +125,20 @@ class WithoutPrior(OtherModel):
         self.page.click("#tab-attention")
         self.wait_text("#view-attention .stats", "looked most at")
         self.assertEqual(self.page.text(".attention-choice .badge"), "rope")
+
+
+class FixedSlopes(OtherModel):
+    checkpoint = ("--position-encoding", "alibi")
+
+    def test_a_slope_is_shown_and_nothing_can_be_turned(self):
+        self.open("prior")
+        self.wait_text(".facts", "Slope")
+        self.assertTrue(self.page.visible(".prior .curve"))
+        for word in ("θα", "θβ", "Class"):
+            self.assertNotIn(word, self.page.text("#view-prior"))
+        for card in (".what-if", ".scatter"):
+            self.assertFalse(self.page.visible(f".prior {card}"), card)
+        self.assertEqual(self.page.text(".prior .curve .flags"), "Uniform")  # not beside itself
 
 
 if __name__ == "__main__":

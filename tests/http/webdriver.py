@@ -18,6 +18,9 @@ KEYS = {"Enter": "\ue007", "Tab": "\ue004", "Escape": "\ue00c", "ArrowLeft": "\u
         "Shift": "\ue008", "Backspace": "\ue003", "Space": " "}
 
 
+PATIENCE = 300  # seconds, as in bamtest: bounds every wait and measures nothing
+
+
 class WebDriverError(Exception):
     pass
 
@@ -73,13 +76,13 @@ class Browser:
                 pass
             del self._session
         self._driver.terminate()
-        self._driver.wait(10)
+        self._driver.wait(PATIENCE)
         self._profile.cleanup()
 
     # ---- protocol
 
     def _wait_for_driver(self):
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while True:
             try:
                 self._call("GET", "/status")
@@ -93,7 +96,7 @@ class Browser:
         data = json.dumps(body or {}).encode() if method == "POST" else None
         request = urllib.request.Request(self._url + path, data, {"content-type": "application/json"}, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=120) as reply:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
                 return json.load(reply)["value"]
         except urllib.error.HTTPError as error:
             value = json.load(error)["value"]
@@ -158,7 +161,7 @@ class Browser:
         self.command("POST", "/actions", {"actions": [{"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"},
                      "actions": [{"type": "pointerMove", "duration": 0, "origin": origin, "x": 0, "y": 0}]}]})
 
-    def wait(self, what: str, condition, timeout_s: float = 30):
+    def wait(self, what: str, condition, timeout_s: float = PATIENCE):
         """Polls a callable until it is true; `what` is the failure's text."""
         deadline = time.monotonic() + timeout_s
         while True:
