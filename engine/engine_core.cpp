@@ -17,13 +17,13 @@ namespace bam {
 
 namespace {
 
-// A result comes at the latest after as many times of the slowest stage as steps can be under way: they share the target.
 SchedulerLimits limits_of(const EngineConfig& config, const BamModel& model, int depth, size_t stages) {
   return {config.max_num_seqs,
           config.max_batched_tokens,
           model.options().max_logit_rows,
-          config.step_target_ms / depth,
+          config.step_target_ms,
           static_cast<int>(stages),
+          depth,
           std::chrono::milliseconds(static_cast<int64_t>(1e3 * config.promote_after_s))};
 }
 

@@ -29,7 +29,7 @@ double EngineReport::prefill_share() const {
   for (const Sequence* s : scheduler_.running()) {
     if (s->num_uncomputed() == 1) decode.add(s->num_computed, 1);
   }
-  const double budget = std::max(prefill_budget_ms(scheduler_.limits(), cost_, decode), 1e-3);
+  const double budget = std::max(prefill_budget_ms(scheduler_.limits(), cost_, decode, decode.rows > 0), 1e-3);
   const double rest = std::max(decode.rows > 0 ? cost_.predict_ms(decode) : 0.0, cost_.step_overhead_ms());
   return budget / (budget + rest);
 }

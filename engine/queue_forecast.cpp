@@ -129,7 +129,8 @@ class Simulation {
         shortest = std::min(shortest, s.prefill_ms);
       }
       const double rows_left = std::max<double>(1, static_cast<double>(f_.limits.max_batched_tokens - decode.rows));
-      const double budget = std::min(prefill_budget_ms(f_.limits, f_.cost, decode), rows_left * row_ms / prefills);
+      const double budget =
+          std::min(prefill_budget_ms(f_.limits, f_.cost, decode, decode.rows > 0), rows_left * row_ms / prefills);
       share_ms = std::max(budget, 1e-3) / prefills;
       steps = std::min(steps, shortest / share_ms);
     }
@@ -216,7 +217,7 @@ double QueueForecast::step_ms() const {
     }
   }
   return std::max(cost.predict_ms(decode), cost.step_overhead_ms()) +
-         std::min(prefill_ms, std::max(0.0, prefill_budget_ms(limits, cost, decode)));
+         std::min(prefill_ms, std::max(0.0, prefill_budget_ms(limits, cost, decode, decode.rows > 0)));
 }
 
 }  // namespace bam

@@ -9,7 +9,7 @@ namespace bam {
 
 namespace {
 
-constexpr double kNoDecodeFactor = 4;  // step time without decode rows, in targets
+constexpr double kNobodyWaitsFactor = 4;  // step time then, in targets
 // A guess must promise so many times the tokens per millisecond that a step has anyway: prices are not known exactly.
 constexpr double kDraftMargin = 1.1;
 // Now and then likely guesses are computed although they seem too dear: what they cost is seen only when they are.
@@ -17,9 +17,11 @@ constexpr int kDraftPatience = 32;
 constexpr int64_t kTriedDrafts = 2;
 constexpr double kLikelyDraft = 0.5;
 
-// A pipeline fills and drains once per prompt: in so many pieces per further stage that costs 2 %. Smaller pieces than
-// the least cost more than they save.
+// A pipeline fills and drains once per prompt: in so many pieces per further stage that costs 2 %. Where the stages are
+// not equal it costs what the first or the last piece takes, so these are smaller. Pieces below the least cost more than
+// they save.
 constexpr int64_t kPiecesPerStage = 50, kLeastPiece = 256;
+constexpr int64_t kEdgePieces = 4;  // as many of a piece's size lie before and behind it, at least
 
 void insert_sorted(std::vector<Sequence*>& queue, Sequence* sequence) {
   const auto at = std::upper_bound(queue.begin(), queue.end(), sequence,
@@ -29,10 +31,10 @@ void insert_sorted(std::vector<Sequence*>& queue, Sequence* sequence) {
 
 }  // namespace
 
-double prefill_budget_ms(const SchedulerLimits& limits, const CostModel& cost, const StepLoad& decode) {
-  const double target = limits.step_target_ms;
-  if (decode.rows == 0) return kNoDecodeFactor * target - cost.step_overhead_ms();
-  const double busy = cost.predict_ms(decode);
+double prefill_budget_ms(const SchedulerLimits& limits, const CostModel& cost, const StepLoad& decode, bool awaited) {
+  const double busy = decode.rows > 0 ? cost.predict_ms(decode) : cost.step_overhead_ms();
+  if (!awaited) return kNobodyWaitsFactor * limits.step_target_ms / limits.stages - busy;
+  const double target = limits.step_target_ms / limits.depth;
   return std::max(target - busy, std::max(target, busy) / 4);
 }
 
@@ -132,8 +134,11 @@ void Scheduler::promote_starved(Clock::time_point now) {
 }
 
 void Scheduler::schedule_decodes() {
-  const int64_t streams = std::ranges::count_if(running_, [](const Sequence* s) { return s->num_uncomputed() == 1; });
-  const int64_t most = (streams + limits_.decode_groups - 1) / limits_.decode_groups;
+  const auto count = [&](auto which) { return std::ranges::count_if(running_, which); };
+  const int64_t streams = count([](const Sequence* s) { return s->num_uncomputed() == 1; });
+  // Pieces of prompts keep all stages busy: then nobody needs to wait for a turn.
+  const bool reads = count([](const Sequence* s) { return s->num_unscheduled() > 0 && s->num_uncomputed() > 1; }) > 0;
+  const int64_t most = reads ? streams : (streams + limits_.stages - 1) / limits_.stages;
   // make_room only ever removes sequences behind the current one.
   for (size_t i = 0; i < running_.size() && plan_.load.rows < most; ++i) {
     Sequence& s = *running_[i];
@@ -290,22 +295,22 @@ void Scheduler::admit_waiting() {
 }
 
 void Scheduler::schedule_prefills() {
-  budget_ms_ = prefill_budget_ms(limits_, cost_, plan_.load);
+  // Somebody waits for rows that complete what is known of a text: in this plan, or on their way.
+  const auto is_awaited = [](const Sequence* s) {
+    return s->num_unscheduled() == 0 && s->num_scheduled > s->num_computed;
+  };
+  const bool awaited = plan_.load.rows > 0 || std::ranges::any_of(running_, is_awaited);
+  budget_ms_ = prefill_budget_ms(limits_, cost_, plan_.load, awaited);
   rows_left_ = limits_.max_batched_tokens - plan_.load.rows;
   logits_left_ = limits_.max_logit_rows - static_cast<int64_t>(running_.size());
   prefill_started_ = false;
   prefills_.clear();
-  int64_t tokens = 0;
   for (Sequence* s : running_) {
-    const bool waits_for_its_turn = limits_.decode_groups > 1 && s->num_uncomputed() == 1;
+    const bool waits_for_its_turn = limits_.stages > 1 && s->num_uncomputed() == 1;
     if (s->granted > 0 || s->num_unscheduled() == 0 || waits_for_its_turn) continue;
     prefills_.push_back(s);
-    tokens += s->num_known();
   }
-  if (limits_.decode_groups > 1) {
-    const int64_t pieces = kPiecesPerStage * (limits_.decode_groups - 1);
-    rows_left_ = std::min(rows_left_, std::max(kLeastPiece, tokens / pieces / kQuantumRows * kQuantumRows));
-  }
+  if (limits_.stages > 1) rows_left_ = std::min(rows_left_, piece_rows());
   // Classes one after the other; within a class everybody shares.
   for (size_t begin = 0; begin < prefills_.size();) {
     size_t end = begin + 1;
@@ -313,6 +318,17 @@ void Scheduler::schedule_prefills() {
     share_time({prefills_.data() + begin, end - begin});
     begin = end;
   }
+}
+
+int64_t Scheduler::piece_rows() const {
+  int64_t before = 0, left = 0;
+  for (const Sequence* s : prefills_) {
+    before += s->num_scheduled;
+    left += s->num_unscheduled();
+  }
+  const int64_t even = (before + left) / (kPiecesPerStage * (limits_.stages - 1));
+  const int64_t rows = std::min(even, std::min(before, left) / kEdgePieces);
+  return std::max(kLeastPiece, rows / kQuantumRows * kQuantumRows);
 }
 
 // The next rows of a prefill, up to the next tile border; 0 when the step's time is used up.

@@ -2,15 +2,18 @@
 // comes out. Used by the engine thread only.
 //
 // Each step, in this order:
-//   1. decode rows: every running sequence with one uncomputed token gets its row (with decode_groups: its turn);
+//   1. decode rows: every running sequence with one uncomputed token gets its row (in a pipeline without prompts: its turn);
 //   2. admission: waiting sequences in order (class, then arrival) while slots and pages last;
 //   3. prefill chunks: the time left of the step target is shared fairly by predicted milliseconds;
 //   4. drafts: rows of guesses behind decode rows, where they promise more tokens per millisecond than the step has
 //      without them. They take no page that a running sequence needs soon, and none when all slots are taken.
 //
 // What it promises:
-//   - Step time. With decode rows, prefill is given max(T - D, max(T, D) / 4) ms, where T is the target and D the
-//     predicted cost of the decode rows; without decode rows 4 T. At least one prefill row is always computed.
+//   - Step time. While a stream waits for its next token, prefill is given max(T - D, max(T, D) / 4) ms, where D is the
+//     predicted cost of the step's decode rows and T the target's share: in a pipeline a row waits for all the steps that
+//     are on their way, with rows of streams or without, and they share the target. When nobody waits, a step may take
+//     4 targets of the whole machine's time, which n stages spend side by side: pieces are as large as one machine's,
+//     so that reading the weights costs no more. At least one prefill row is always computed.
 //   - Fair share. Within a class, prefills receive equal time (start-time fair queueing in quanta of up to 64 rows).
 //     With k prefills of its class, one whose rows cost c ms is done at the latest ceil((k * (c + q)) / B) + 1 steps
 //     after its admission, with q the cost of a quantum and B the prefill time of a step; a long prefill gets at least
@@ -41,12 +44,13 @@ struct SchedulerLimits {
   int64_t max_batched_tokens = 2048;  // >= max_num_seqs
   int64_t max_logit_rows = 256;       // >= max_num_seqs
   double step_target_ms = 50;
-  int decode_groups = 1;  // streams take turns in so many groups, where as many steps can be under way
+  int stages = 1;  // of a pipeline: streams take turns in so many groups
+  int depth = 1;   // steps that can be on their way at once
   std::chrono::milliseconds promote_after{30'000};
 };
 
-// Milliseconds of prefill in a step with this decode load.
-double prefill_budget_ms(const SchedulerLimits& limits, const CostModel& cost, const StepLoad& decode);
+// Milliseconds of prefill in a step with this decode load. awaited: some stream waits until the step is over.
+double prefill_budget_ms(const SchedulerLimits& limits, const CostModel& cost, const StepLoad& decode, bool awaited);
 
 struct ScheduledRows {
   Sequence* sequence = nullptr;
@@ -117,6 +121,8 @@ class Scheduler {
   // [stages] in reserved_.
   std::span<const int64_t> reserved_pages();
   void schedule_prefills();
+  // Most rows of a step in a pipeline that reads these prompts.
+  int64_t piece_rows() const;
   void share_time(std::span<Sequence*> prefills);
   int64_t quantum(const Sequence& sequence) const;
   // Pages for rows up to `granted + rows`; preempts worse sequences if needed. False: it has to wait.

@@ -10,9 +10,6 @@ namespace {
 
 using wire::Writer;
 
-// Steps that wait while one is computed: the thread finds work when it is done, also if the engine's is late.
-constexpr size_t kMaxWaiting = 2;
-
 }  // namespace
 
 StageThread::StageThread(StageRunner& runner, KvGeometry geometry)

@@ -19,6 +19,9 @@ namespace bam {
 // Its methods are for the engine's thread. Between settle() and the next issue() that thread may use the model itself.
 class StageThread {
  public:
+  // Steps that wait while one is computed: the thread finds work when it is done, also if the engine's is late.
+  static constexpr size_t kMaxWaiting = 2;
+
   struct Step {
     wire::Head head;
     wire::StepPlan plan;            // for this stage
