@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/describe.h"
 #include "transport/mailbox.h"
 #include "transport/outbox.h"
 
@@ -42,21 +43,23 @@ class WireTransport : public Transport {
         deadline_(deadline),
         mailbox_(wire_->size()),
         peers_(static_cast<size_t>(wire_->size())) {
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer == rank()) continue;
-      threads_.emplace_back([this, peer] { read(peer); });
-      threads_.emplace_back([this, peer] { write_all(peer); });
+    try {
+      for (int peer = 0; peer < size(); ++peer) {
+        if (peer == rank()) continue;
+        threads_.emplace_back([this, peer] { read(peer); });
+        threads_.emplace_back([this, peer] { write_all(peer); });
+      }
+      beater_ = std::thread([this] { beat(); });
+      keeper_ = std::thread([this] { keep(); });
+    } catch (const std::exception& e) {
+      end();
+      throw Error("{}", describe(e));
     }
-    beater_ = std::thread([this] { beat(); });
-    keeper_ = std::thread([this] { keep(); });
   }
 
   ~WireTransport() override {
     for (Peer& peer : peers_) peer.outbox.drain(deadline_);  // what was said is heard
-    leave("it left the group", false);
-    keeper_.join();  // closes the wire
-    beater_.join();
-    for (std::thread& thread : threads_) thread.join();
+    end();
   }
 
   int rank() const override { return wire_->rank(); }
@@ -77,6 +80,15 @@ class WireTransport : public Transport {
   void abort(const std::string& why) noexcept override { leave(why, true); }
 
  private:
+  // All threads that there are.
+  void end() noexcept {
+    leave("it left the group", false);
+    if (keeper_.joinable()) keeper_.join();
+    wire_->close();  // unless the keeper has
+    if (beater_.joinable()) beater_.join();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
   void leave(const std::string& why, bool comes_back) noexcept {
     try {
       lose(rank(), why, comes_back);

@@ -35,7 +35,8 @@ milliseconds to_ms(double seconds) { return milliseconds(static_cast<int64_t>(se
 
 }  // namespace
 
-// What the threads share with the store. They may outlive it: then the door is shut and nobody touches the engine.
+// What the threads share with the store. One that hangs in a system call outlives it: then the door is shut and nobody
+// touches the engine.
 class KvStore::Shared {
  public:
   Shared(const KvStoreConfig& config, Engine& engine)
@@ -73,22 +74,29 @@ class KvStore::Shared {
     });
   }
 
-  void begin_thread() { ++num_threads_; }
+  void begin_thread() {
+    const std::lock_guard lock(mutex_);
+    ++num_threads_;
+  }
+  void cancel_thread() {
+    const std::lock_guard lock(mutex_);
+    --num_threads_;
+  }
 
-  // No request is looked up any more; what waits to be written gets a while.
-  void finish() {
+  // No request is looked up any more; what waits to be written gets a while. False: some thread hangs.
+  bool finish() {
     std::unique_lock lock(mutex_);
     stopping_ = true;
     lookups.clear();
     changed_.notify_all();
-    if (!changed_.wait_for(lock, kFinishPatience, [&] { return num_threads_ == 0; })) {
-      log::warn("--kv-store: {} does not answer: not waiting for it", config_.place);
-    }
+    const bool ended = changed_.wait_for(lock, kFinishPatience, [&] { return num_threads_ == 0; });
+    if (!ended) log::warn("--kv-store: {} does not answer: not waiting for it", config_.place);
     writes.clear();
     lock.unlock();
     door_.shut();
     const std::lock_guard guard(engine_mutex_);
     engine_ = nullptr;
+    return ended;
   }
 
   void fail(const std::string& what) {
@@ -179,11 +187,21 @@ KvStore::KvStore(const KvStoreConfig& config, Engine& engine) : engine_(engine) 
   shared_ = std::make_shared<Shared>(config, engine);
   const auto start = [this](void (*work)(const std::shared_ptr<Shared>&)) {
     shared_->begin_thread();
-    std::thread([work, shared = shared_] { work(shared); }).detach();
+    try {
+      threads_.emplace_back([work, shared = shared_] { work(shared); });
+    } catch (...) {
+      shared_->cancel_thread();
+      throw;
+    }
   };
-  for (int i = 0; i < kReaders; ++i) start(Shared::read_jobs);
-  start(Shared::write_jobs);
-  engine.use_prefix_store(this);
+  try {
+    for (int i = 0; i < kReaders; ++i) start(Shared::read_jobs);
+    start(Shared::write_jobs);
+    engine.use_prefix_store(this);
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
 KvStore::~KvStore() {
@@ -191,7 +209,12 @@ KvStore::~KvStore() {
     engine_.use_prefix_store(nullptr);
   } catch (const std::exception&) {  // it has stopped
   }
-  shared_->finish();
+  stop();
+}
+
+void KvStore::stop() {
+  const bool ended = shared_->finish();
+  for (std::thread& thread : threads_) ended ? thread.join() : thread.detach();
 }
 
 bool KvStore::look_up(const Request& request, int64_t num_cached) {

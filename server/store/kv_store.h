@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "engine/prefix_store.h"
 
@@ -39,7 +41,11 @@ class KvStore final : public PrefixStore {
 
  private:
   class Shared;
-  std::shared_ptr<Shared> shared_;  // threads that hang in a system call keep it
+  // Waits for the threads, but not for one that hangs in a system call.
+  void stop();
+
+  std::shared_ptr<Shared> shared_;  // a thread that hangs keeps it
+  std::vector<std::thread> threads_;
   Engine& engine_;
 };
 

@@ -3,11 +3,14 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <condition_variable>
 #include <cstring>
 #include <functional>
+#include <mutex>
 #include <numeric>
 #include <thread>
 
@@ -273,6 +276,50 @@ TEST_F(GlooTransport, NobodyComesAndATakenRankIsRefused) {
   while (!open_store("file:" + folder_.path().string())->get("ticket-1")) std::this_thread::yield();
   EXPECT_FALSE(second->form(milliseconds(200), epoch));
   waits.join();
+}
+
+// Gives and takes nothing until it is closed.
+class SilentWire final : public Wire {
+ public:
+  explicit SilentWire(int size) : size_(size) {}
+  int rank() const override { return 0; }
+  int size() const override { return size_; }
+  std::string description() const override { return "silence"; }
+  void send(int, std::span<const std::byte>) override { hang(); }
+  void receive(int, std::span<std::byte>) override { hang(); }
+  void close() noexcept override {
+    {
+      const std::lock_guard lock(mutex_);
+      closed_ = true;
+    }
+    changed_.notify_all();
+  }
+
+ private:
+  void hang() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return closed_; });
+    throw Error("closed");
+  }
+  const int size_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool closed_ = false;
+};
+
+TEST(WireTransport, TooFewThreadsAreAnErrorThatLeavesNone) {
+  const pid_t child = spawn([] {
+    if (geteuid() == 0 && setuid(65534) != 0) return 97;  // root has no such limit
+    const rlimit few{8, 8};
+    if (setrlimit(RLIMIT_NPROC, &few) != 0) return 96;
+    try {
+      make_wire_transport(std::make_unique<SilentWire>(16), kLong);
+    } catch (const Error& e) {
+      return std::string(e.what()).find("thread") != std::string::npos ? 0 : 95;
+    }
+    return 94;
+  });
+  EXPECT_EQ(exit_code(child), 0);
 }
 
 TEST(Group, BadOptionsAreNamed) {
