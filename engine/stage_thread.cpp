@@ -13,10 +13,10 @@ using wire::Writer;
 }  // namespace
 
 StageThread::StageThread(StageRunner& runner, KvGeometry geometry)
-    : runner_(runner),
-      tables_(std::move(geometry)),
-      counters_(runner.model().counters()),
-      thread_([this] { loop(); }) {}
+    : runner_(runner), tables_(std::move(geometry)), counters_(runner.model().counters()) {
+  blanks_.reserve(kMaxWaiting + 2);
+  thread_ = std::thread([this] { loop(); });
+}
 
 StageThread::~StageThread() {
   {
@@ -43,8 +43,8 @@ void StageThread::detach() {
 std::unique_ptr<StageThread::Step> StageThread::blank() {
   const std::lock_guard lock(mutex_);
   if (blanks_.empty()) return std::make_unique<Step>();
-  auto step = std::move(blanks_.front());
-  blanks_.pop_front();
+  auto step = std::move(blanks_.back());
+  blanks_.pop_back();
   return step;
 }
 
@@ -87,8 +87,10 @@ void StageThread::loop() {
     computing_ = true;
     lock.unlock();
     std::exception_ptr device_lost;
+    std::vector<AttentionCounters> counters;
     try {
       compute(*step, step->others_under_way ? ms_since(idle_since) : 0);
+      counters = runner_.model().counters();
     } catch (const DeviceLost&) {
       device_lost = std::current_exception();
     } catch (const std::exception& e) {  // the engine hears of it when it waits for the result
@@ -98,8 +100,8 @@ void StageThread::loop() {
     lock.lock();
     computing_ = false;
     if (device_lost) device_lost_ = device_lost;
-    counters_ = runner_.model().counters();
-    blanks_.push_back(std::move(step));
+    if (!counters.empty()) counters_.swap(counters);
+    if (blanks_.size() < blanks_.capacity()) blanks_.push_back(std::move(step));
     changed_.notify_all();
   }
 }

@@ -60,7 +60,8 @@ class StageThread {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::unique_ptr<Step>> waiting_, blanks_;
+  std::deque<std::unique_ptr<Step>> waiting_;
+  std::vector<std::unique_ptr<Step>> blanks_;  // room for all that are ever under way
   bool computing_ = false, stopping_ = false;
   std::exception_ptr device_lost_;
   std::vector<AttentionCounters> counters_;

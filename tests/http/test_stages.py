@@ -14,6 +14,8 @@ import demo_prompts
 import stage_group
 from stage_group import LONG, content, data_of, streamed, workers_of
 
+PHASES = "start", "prefill", "decode", "draining"
+
 
 @unittest.skipUnless(stage_group.has_plugin("gloo"), "SKIPPED: no libbam_gloo.so here (make cluster)")
 class Stages(unittest.TestCase):
@@ -88,14 +90,14 @@ class Stages(unittest.TestCase):
                     self.assertEqual(server.metric("bam_group_losses_total"), 1)
 
     def test_a_killed_rank_costs_nothing_but_time(self):
-        for phase in ("start", "prefill", "decode", "draining"):
+        for phase in PHASES:
             for rank in (1, 2):
                 self.lose(signal.SIGKILL, rank, phase)
 
     def test_a_stopped_rank_is_noticed(self):
-        self.lose(signal.SIGSTOP, 2, "prefill")
-        self.lose(signal.SIGSTOP, 1, "decode")
-        self.lose(signal.SIGSTOP, 1, "draining")
+        for phase in PHASES:
+            for rank in (1, 2):
+                self.lose(signal.SIGSTOP, rank, phase)
 
     def test_grammars_and_choices(self):
         body = {"prompt": "Here is a list:", "max_tokens": 60, "temperature": 0.9, "seed": 5}
