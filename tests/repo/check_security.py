@@ -69,7 +69,10 @@ def main() -> None:
     self_test()
     root = root_from_arguments()
     rows = rows_of((root / "SECURITY.md").read_text(encoding="utf-8"))
-    finish("attacks and their tests", len(rows), [f"SECURITY.md, {first}: {problem}" for first, last in rows for problem in check_row(root, last)])
+    fuzzing = (root / "docs/fuzzing.md").read_text(encoding="utf-8")
+    unknown = [f"docs/fuzzing.md does not say what {path.stem} is for" for path in sorted(root.glob("tests/fuzz/*_fuzz.cpp"))
+               if f"`{path.stem}`" not in fuzzing]
+    finish("attacks and their tests", len(rows), unknown + [f"SECURITY.md, {first}: {problem}" for first, last in rows for problem in check_row(root, last)])
 
 
 if __name__ == "__main__":
