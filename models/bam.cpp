@@ -42,8 +42,8 @@ HostMatrix host_matrix(const WeightView& view) {
 
 uint64_t matrix_bytes(const ModelConfig& config, const ModelOptions& options) {
   const auto held = [](DType dtype, int64_t rows, int64_t cols) {
-    const int64_t row =
-        dtype == DType::kI4 ? int4_code_bytes(cols) + int4_factor_bytes(cols) : cols * dtype_bits(dtype) / 8;
+    const int64_t row = dtype == DType::kI4 ? int4_code_bytes(cols) + int4_factor_bytes(cols)
+                                            : cols * static_cast<int64_t>(dtype_bits(dtype)) / 8;
     const bool quantised = dtype == DType::kI4 || dtype == DType::kI8;
     return rows * (row + (quantised ? int64_t{sizeof(float) + sizeof(int32_t)} : 0));  // scale and offset
   };
