@@ -13,7 +13,7 @@ namespace {
 
 std::vector<LayerCost> layers(std::vector<double> flops, double pages = 1) {
   std::vector<LayerCost> costs;
-  for (const double f : flops) costs.push_back({f, pages, 10});
+  for (const double f : flops) costs.push_back({f, pages});
   return costs;
 }
 
