@@ -19,6 +19,7 @@
 #include "models/head_report.h"
 #include "models/spectral.h"
 #include "models/stage_split.h"
+#include "models/weight_memory.h"
 #include "models/weights.h"
 
 namespace bam {

@@ -6,8 +6,8 @@
 
 #include "base/check.h"
 #include "base/error.h"
-#include "kernels/int4.h"
 #include "models/bam_layer.h"
+#include "models/weight_memory.h"
 
 namespace bam {
 
@@ -39,23 +39,6 @@ HostMatrix host_matrix(const WeightView& view) {
 }
 
 }  // namespace
-
-uint64_t matrix_bytes(const ModelConfig& config, const ModelOptions& options) {
-  const auto held = [](DType dtype, int64_t rows, int64_t cols) {
-    const int64_t row = dtype == DType::kI4 ? int4_code_bytes(cols) + int4_factor_bytes(cols)
-                                            : cols * static_cast<int64_t>(dtype_bits(dtype)) / 8;
-    const bool quantised = dtype == DType::kI4 || dtype == DType::kI8;
-    return rows * (row + (quantised ? int64_t{sizeof(float) + sizeof(int32_t)} : 0));  // scale and offset
-  };
-  const int64_t hidden = config.hidden_size, wide = config.intermediate_size;
-  const int64_t layer = held(options.weight_dtype, config.q_size() + 2 * config.kv_size(), hidden) +
-                        held(options.weight_dtype, hidden, config.q_size()) +
-                        held(options.weight_dtype, 2 * wide, hidden) + held(options.weight_dtype, hidden, wide);
-  const StageRange& stage = options.stage;
-  const int64_t layers = stage.num_layers < 0 ? config.num_layers - stage.first_layer : stage.num_layers;
-  const bool last = stage.first_layer + layers == config.num_layers;
-  return static_cast<uint64_t>(layers * layer + (last ? held(options.output_dtype(), config.vocab_size, hidden) : 0));
-}
 
 BamModel::BamModel(Backend& backend, ModelConfig config, CheckpointWeights weights, ModelOptions options)
     : backend_(backend), config_(std::move(config)), options_(options), weights_(std::move(weights)) {
@@ -112,7 +95,7 @@ void BamModel::build_ends() {
   if (last_stage()) {
     host_final_norm_ = weights_.norm.to_f32();
     final_norm_ = backend_.make_vector(host_final_norm_);
-    output_ = make_linear({weights_.output}, options_.output_dtype());
+    output_ = make_linear({weights_.output}, output_dtype(options_));
   }
   weights_.release(weights_.output);
   weights_.release(weights_.tok_embeddings);

@@ -30,13 +30,7 @@ struct ModelOptions {
   bool use_reach = true;         // static per-head reach (certified attention only)
   bool check_finite = true;      // refuse weights with NaN or infinity
   StageRange stage;              // of the weights, only these layers and ends are read
-
-  DType output_dtype() const { return head_dtype.value_or(weight_dtype == DType::kI4 ? DType::kI8 : weight_dtype); }
 };
-
-// What the matrices of options.stage take in memory, told from their shapes alone: numbers, and what every row of a
-// quantised one has beside them. The embedding comes on top where the first layer is.
-uint64_t matrix_bytes(const ModelConfig& config, const ModelOptions& options);
 
 // Tokens that the device draws; only for backends that support it.
 struct DrawInput {

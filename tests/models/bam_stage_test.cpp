@@ -9,6 +9,7 @@
 #include "models/attention_probe.h"
 #include "models/attention_walk.h"
 #include "models/bam.h"
+#include "models/weight_memory.h"
 #include "tests/reference/model_harness.h"
 
 namespace bam::reference {
