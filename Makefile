@@ -13,7 +13,7 @@ STEP := scripts/timed.sh
 SOURCES = $(shell git ls-files -co --exclude-standard -- '*.h' '*.cpp' '*.cu' '*.cuh')
 SHELL_SCRIPTS = $(shell git ls-files -co --exclude-standard -- '*.sh' .ci/run)
 
-.PHONY: help setup build serve install deb test quick sanitize web-test bench soak fuzz format lint docker-test cuda cluster asan tsan debug clean
+.PHONY: help setup build serve install deb test quick stressed sanitize web-test bench soak fuzz format lint docker-test cuda cluster asan tsan debug clean
 
 help: ## this list
 	@echo 'bam: inference server for BAM language models'
@@ -50,6 +50,9 @@ test: ## set up, build, run all tests (TEST_JOBS=N, ARGS="-R name")
 
 quick: setup ## build and run the unit tests of what changed (BASE=main: since then)
 	@scripts/quick.py $(BASE)
+
+stressed: build ## all tests RUNS=3 times beside LOAD=8 loops that want a core each (ARGS="-R name")
+	@scripts/stressed.sh $(ARGS)
 
 sanitize: ## ASan and UBSan over unit and HTTP suites, TSan over engine and server
 	@scripts/setup.sh --tests

@@ -19,6 +19,7 @@
 #include "models/head_report.h"
 #include "models/spectral.h"
 #include "models/stage_split.h"
+#include "models/weight_memory.h"
 #include "models/weights.h"
 
 namespace bam {
@@ -28,7 +29,7 @@ namespace {
 struct Inspection {
   std::filesystem::path checkpoint;
   ModelConfig config;
-  uint64_t file_bytes = 0;
+  uint64_t file_bytes = 0, embedding_bytes = 0;
   int64_t num_files = 0;
   std::vector<HeadReport> heads;
   std::vector<int64_t> group_reach;  // [layer * kv_heads + kv_head]
@@ -77,10 +78,9 @@ Inspection inspect_checkpoint(const ModelSettings& settings, const std::vector<i
   if (!settings.certified_attention && config.position_encoding != PositionEncoding::kRopeLocal) {
     std::ranges::fill(out.group_reach, -1);
   }
-  const auto parameters =
-      static_cast<uint64_t>(config.num_parameters_without_embedding() + config.num_embedding_parameters());
+  out.embedding_bytes = weights.tok_embeddings.bytes().size();
   const uint64_t free_bytes = backend->free_memory_bytes();
-  const uint64_t weight_bytes = parameters * dtype_bits(weight_dtype) / 8;
+  const uint64_t weight_bytes = out.embedding_bytes + matrix_bytes(config, {.weight_dtype = weight_dtype});
   out.kv_memory_bytes = settings.engine.kv_memory_bytes != 0
                             ? settings.engine.kv_memory_bytes
                             : auto_kv_bytes(free_bytes - std::min(free_bytes, weight_bytes));
@@ -99,7 +99,7 @@ std::vector<StageShare> share_layers(const Inspection& in, int stages) {
   }
   std::vector<LayerCost> costs = layer_costs(in.config, heads, kSplitContext);
   for (size_t l = 0; in.layer_times && l < costs.size(); ++l) costs[l].flops = in.layer_times->of(l);
-  return stage_shares(in.config, costs, split_layers(costs, stages));
+  return stage_shares(costs, split_layers(costs, stages));
 }
 
 struct KvCost {
@@ -143,7 +143,8 @@ Json to_json(const AttentionMeasurement& in) {
 
 // A stage's bytes: weights as they are held, and KV of one sequence at the length for which layers were split.
 struct StageBytes {
-  double weights, kv;
+  uint64_t weights;
+  double kv;
 };
 
 StageBytes stage_bytes(const Inspection& in, const StageShare& stage) {
@@ -151,7 +152,8 @@ StageBytes stage_bytes(const Inspection& in, const StageShare& stage) {
   const auto begin = in.group_reach.begin() + stage.range.first_layer * kv_heads;
   const KvGeometry geometry(in.page_size, {begin, begin + stage.range.num_layers * kv_heads}, in.max_chunk);
   const KvLayout layout = make_kv_layout(in.kv_dtype, static_cast<int>(in.config.head_dim), in.page_size);
-  return {static_cast<double>(stage.parameters) * dtype_bits(in.weight_dtype) / 8,
+  return {matrix_bytes(in.config, {.weight_dtype = in.weight_dtype, .stage = stage.range}) +
+              (stage.range.first_layer == 0 ? in.embedding_bytes : 0),
           static_cast<double>(geometry.pages_for(kSplitContext)) * static_cast<double>(layout.page_bytes())};
 }
 
@@ -186,10 +188,9 @@ void append_stages(const Inspection& in, std::string& out) {
   for (size_t i = 0; i < in.stages.size(); ++i) {
     const StageShare& stage = in.stages[i];
     const StageBytes bytes = stage_bytes(in, stage);
-    out +=
-        fmt::format("{:>5}  {:>2} - {:<3} {:>5.1f}%  {:>9} {:>13}\n", i, stage.range.first_layer,
-                    stage.range.first_layer + stage.range.num_layers - 1, 100 * stage.time,
-                    format_bytes(static_cast<uint64_t>(bytes.weights)), format_bytes(static_cast<uint64_t>(bytes.kv)));
+    out += fmt::format("{:>5}  {:>2} - {:<3} {:>5.1f}%  {:>9} {:>13}\n", i, stage.range.first_layer,
+                       stage.range.first_layer + stage.range.num_layers - 1, 100 * stage.time,
+                       format_bytes(static_cast<double>(bytes.weights)), format_bytes(bytes.kv));
   }
   out += fmt::format("A long prompt is read {:.2f} times as fast; {} bytes per token go from a stage to the next.\n",
                      1 / slowest_share(in), in.config.hidden_size * 4);

@@ -20,6 +20,15 @@ bool covers(std::span<const SequenceRows> sequences, Rows<T> rows) {
   });
 }
 
+// Whether the tables have an entry for every position up to the last row, and positions are such as tables reach to.
+bool tables_cover(std::span<const SequenceRows> sequences, const KvLayout& layout) {
+  return std::ranges::all_of(sequences, [&](const SequenceRows& seq) {
+    const int64_t end = seq.start_pos + seq.num_rows;
+    return seq.num_rows == 0 ||
+           (seq.block_table != nullptr && end <= kMaxPositions && (end - 1) / layout.page_size < seq.table_stride);
+  });
+}
+
 bool all_below(std::span<const int32_t> values, int64_t end) {
   return std::ranges::all_of(values, [end](int32_t value) { return value >= 0 && value < end; });
 }
@@ -111,7 +120,7 @@ void Backend::swiglu(ConstOperandRows in, OperandRows out) {
 void Backend::write_kv(const AttentionLayer& layer, const KvCacheView& kv, std::span<const SequenceRows> sequences,
                        OperandRows qkv) {
   BAM_CHECK(qkv.width == layer.spec.qkv_width() && kv.layout.head_dim == layer.spec.head_dim);
-  BAM_CHECK(covers(sequences, qkv));
+  BAM_CHECK(covers(sequences, qkv) && tables_cover(sequences, kv.layout));
   do_write_kv(layer, kv, sequences, qkv);
 }
 
@@ -120,7 +129,7 @@ void Backend::attention(const AttentionLayer& layer, const KvCacheView& kv, std:
                         OperandRows out, std::span<AttentionCounters> per_head) {
   BAM_CHECK(qkv.width == layer.spec.qkv_width() && kv.layout.head_dim == layer.spec.head_dim);
   BAM_CHECK(out.width == layer.spec.q_width() && per_head.size() == static_cast<size_t>(layer.spec.num_heads));
-  BAM_CHECK(covers(queries, out));
+  BAM_CHECK(covers(queries, out) && tables_cover(queries, kv.layout));
   BAM_CHECK(query_rows.empty() ? out.count <= qkv.count : static_cast<int64_t>(query_rows.size()) == out.count);
   BAM_CHECK(all_below(query_rows, qkv.count));
   do_attention(layer, kv, queries, query_rows, qkv, options, out, per_head);
@@ -132,7 +141,7 @@ void Backend::write_and_attend(const AttentionLayer& layer, const KvCacheView& k
                                std::span<AttentionCounters> per_head) {
   BAM_CHECK(qkv.width == layer.spec.qkv_width() && kv.layout.head_dim == layer.spec.head_dim);
   BAM_CHECK(out.width == layer.spec.q_width() && per_head.size() == static_cast<size_t>(layer.spec.num_heads));
-  BAM_CHECK(out.count == qkv.count && covers(sequences, qkv));
+  BAM_CHECK(out.count == qkv.count && covers(sequences, qkv) && tables_cover(sequences, kv.layout));
   do_write_and_attend(layer, kv, sequences, qkv, options, out, per_head);
 }
 
@@ -164,7 +173,7 @@ bool Backend::supports_drawing(int64_t) const { return false; }
 
 void Backend::draw_tokens(ConstFloatRows logits, const DrawBatch& batch, std::span<int32_t> tokens,
                           std::span<const int32_t> wanted, std::span<float> host) {
-  BAM_CHECK(all_below(wanted, logits.count));
+  BAM_CHECK(tokens.size() == batch.rows.size() && all_below(wanted, logits.count));
   BAM_CHECK(wanted.empty() || host.size() == static_cast<size_t>(logits.size()));
   do_draw_tokens(logits, batch, tokens, wanted, host);
 }

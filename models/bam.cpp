@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "models/bam_layer.h"
+#include "models/weight_memory.h"
 
 namespace bam {
 
@@ -35,10 +36,6 @@ HostMatrix host_matrix(const WeightView& view) {
           .cols = view.shape.size() > 1 ? view.shape[1] : 1,
           .int4_factors = view.int4_factors,
           .int4_scales = view.int4_scales};
-}
-
-DType head_dtype(const ModelOptions& options) {
-  return options.head_dtype.value_or(options.weight_dtype == DType::kI4 ? DType::kI8 : options.weight_dtype);
 }
 
 }  // namespace
@@ -98,7 +95,7 @@ void BamModel::build_ends() {
   if (last_stage()) {
     host_final_norm_ = weights_.norm.to_f32();
     final_norm_ = backend_.make_vector(host_final_norm_);
-    output_ = make_linear({weights_.output}, head_dtype(options_));
+    output_ = make_linear({weights_.output}, output_dtype(options_));
   }
   weights_.release(weights_.output);
   weights_.release(weights_.tok_embeddings);

@@ -67,7 +67,6 @@ std::vector<LayerCost> layer_costs(const ModelConfig& config, std::span<const He
   for (int64_t l = 0; l < config.num_layers; ++l) {
     LayerCost& cost = costs[static_cast<size_t>(l)];
     const auto own = heads.subspan(static_cast<size_t>(l * config.num_heads), static_cast<size_t>(config.num_heads));
-    cost.parameters = static_cast<int64_t>(hidden * (qkv + rest + 2));
     cost.flops = 2 * hidden * qkv;
     for (const int64_t reach : page_reach(config, own)) {
       cost.pages += reach < 0 ? 1 : std::min(1.0, static_cast<double>(reach) / length);
@@ -117,8 +116,7 @@ std::vector<StageRange> parse_stage_layers(std::string_view text, int64_t num_la
   throw wrong(fmt::format("does not add up to the {} layers of the model", num_layers));
 }
 
-std::vector<StageShare> stage_shares(const ModelConfig& config, std::span<const LayerCost> costs,
-                                     std::span<const StageRange> stages) {
+std::vector<StageShare> stage_shares(std::span<const LayerCost> costs, std::span<const StageRange> stages) {
   double flops = 0, pages = 0;
   for (const LayerCost& cost : costs) {
     flops += cost.flops;
@@ -131,11 +129,6 @@ std::vector<StageShare> stage_shares(const ModelConfig& config, std::span<const 
       const LayerCost& cost = costs[static_cast<size_t>(l)];
       share.time += cost.flops / flops;
       share.pages += cost.pages / pages;
-      share.parameters += cost.parameters;
-    }
-    if (range.first_layer == 0) share.parameters += config.num_embedding_parameters();
-    if (range.first_layer + range.num_layers == config.num_layers) {
-      share.parameters += config.num_embedding_parameters() + config.hidden_size;
     }
     shares.push_back(share);
   }

@@ -20,7 +20,6 @@ inline constexpr int64_t kSplitContext = 131'072;
 struct LayerCost {
   double flops = 0;  // of one prompt row, averaged over a prompt
   double pages = 0;  // that a sequence of that length holds, in groups: bounded ones count their window's share
-  int64_t parameters = 0;
 };
 
 // Of every layer, for prompts of `context` tokens. heads: all of the model, layer by layer. In the last layer a prompt's
@@ -37,12 +36,10 @@ std::vector<StageRange> parse_stage_layers(std::string_view text, int64_t num_la
 // What `bam inspect --stages` shows of one stage.
 struct StageShare {
   StageRange range;
-  double time = 0;         // share of a prompt row's work
-  double pages = 0;        // share of the pages
-  int64_t parameters = 0;  // with embedding and head where they are
+  double time = 0;   // share of a prompt row's work
+  double pages = 0;  // share of the pages
 };
-std::vector<StageShare> stage_shares(const ModelConfig& config, std::span<const LayerCost> costs,
-                                     std::span<const StageRange> stages);
+std::vector<StageShare> stage_shares(std::span<const LayerCost> costs, std::span<const StageRange> stages);
 
 // Reads the projections of all layers once, as building the whole model would. `options` as for the model.
 std::vector<StageRange> split_checkpoint(const ModelConfig& config, const CheckpointWeights& weights,

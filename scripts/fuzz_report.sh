@@ -30,6 +30,7 @@ subject_of() {
     request_fuzz) echo '(server/api/(openai_parse|openai_messages|json_body)|base/json)' ;;
     safetensors_fuzz) echo 'models/safetensors' ;;
     grammar_fuzz) echo 'server/grammar/(cfg|gbnf_parser|lark_parser|grammar_scanner|recursion)' ;;
+    kv_object_fuzz) echo 'server/store/kv_object' ;;
     normalization_map_fuzz) echo 'models/normalization_map' ;;
     snapshot_fuzz) echo 'engine/kv_file' ;;
     sse_fuzz) echo '(server/api/(openai_reply|choice_decoder|stop_strings)|app/client/sse_parser)' ;;

@@ -73,6 +73,7 @@ class CpuBackend final : public Backend {
   void copy_page(const KvCacheView& kv, int32_t from, int32_t to) override;
   void read_page(const KvCacheView& kv, int32_t page, std::span<std::byte> out) override;
   void write_page(const KvCacheView& kv, int32_t page, std::span<const std::byte> in) override;
+  const AttentionPlanner& planner() const { return planner_; }
 
  protected:
   void do_embed(const HostMatrix& table, std::span<const int32_t> tokens, FloatRows x) override;

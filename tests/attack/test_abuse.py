@@ -84,6 +84,52 @@ class Logs(bamtest.ServerTest):
             self.assertNotIn("\x1b[31m", line)
 
 
+class AddressesInRequests(bamtest.ServerTest):
+    """Addresses that clients put into requests are never asked (SSRF): no image, no schema, no proxy, no peer is fetched."""
+
+    CHAT = "/v1/chat/completions"
+
+    def bodies(self, url):
+        said = [{"role": "user", "content": "x"}]
+        for part in ({"type": "image_url", "image_url": {"url": url}}, {"type": "video_url", "video_url": {"url": url}},
+                     {"type": "file", "file": {"file_url": url}}, {"type": "text", "text": url}):
+            yield self.CHAT, {"messages": [{"role": "user", "content": [part]}]}
+        for schema in ({"$ref": url}, {"$schema": url, "type": "object"}, {"$id": url, "properties": {"a": {"$ref": url + "#/x"}}}):
+            yield self.CHAT, {"messages": said, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
+            yield "/v1/completions", {"prompt": "x", "guided_json": schema}
+        for part in ({"type": "input_image", "image_url": url}, {"type": "input_file", "file_url": url}):
+            yield "/v1/responses", {"input": [{"role": "user", "content": [part]}]}
+        for tool in ({"type": "mcp", "server_label": "a", "server_url": url}, {"type": "web_search", "url": url}):
+            yield "/v1/responses", {"input": "x", "tools": [tool]}
+        for source in ({"type": "url", "url": url}, {"type": "file", "file_id": url}):
+            yield "/v1/messages", {"messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}
+        yield "/v1/messages", {"messages": said, "mcp_servers": [{"type": "url", "url": url, "name": "a"}]}
+        yield "/api/chat", {"model": url, "messages": [{**said[0], "images": [url]}]}
+        yield "/api/generate", {"model": url, "prompt": "x", "images": [url]}
+        yield "/v1/completions", {"model": url, "prompt": url}
+        yield "/v1/completions", {"prompt": "x", "kv_transfer_params": {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": int(url.split(":")[2][:-2])}}
+        yield "/v1/embeddings", {"input": url}
+        yield "/apply-template", {"messages": said, "chat_template": "{% include '" + url + "' %}"}
+        yield "/v1/files", {"url": url}
+        yield "/v1/kv/restore", {"name": url}
+
+    def test_nothing_is_fetched_for_a_client(self):
+        with socket.create_server(("127.0.0.1", 0)) as victim:
+            place = b"127.0.0.1:%d" % victim.getsockname()[1]
+            url = "http://" + place.decode() + "/x"
+            with connect(victim.getsockname()[1]), victim.accept()[0]:
+                pass  # who comes is seen
+            victim.setblocking(False)
+            for path, body in self.bodies(url):
+                limits = {"max_tokens": 1} if path.startswith("/v1") else {}
+                self.assertLess(self.server.post(path, {**limits, **body}).status, 502, (path, body))
+            for line in (b"GET " + url.encode() + b" HTTP/1.1\r\nHost: " + place, b"CONNECT " + place + b" HTTP/1.1\r\nHost: " + place,
+                         b"GET /v1/models HTTP/1.1\r\nHost: x\r\nReferer: " + url.encode() + b"\r\nX-Forwarded-Host: " + place):
+                exchange(self.server.port, line + b"\r\nConnection: close\r\n\r\n")
+            with self.assertRaises(BlockingIOError, msg="somebody came"):
+                victim.accept()
+
+
 class AllConnectionsTaken(bamtest.ServerTest):
     arguments = ("--max-connections", "4", "--idle-timeout", "1h")
 

@@ -29,6 +29,28 @@ bool is_mapped(const void* address) {
   return false;
 }
 
+#ifdef __SANITIZE_ADDRESS__
+constexpr std::ptrdiff_t kGuard = 4096;
+
+// What the heap would notice is noticed in mappings and slices, too.
+TEST(LazyMemory, TheAddressSanitizerKnowsItsEnd) {
+  MemoryArena arena;
+  for (const size_t bytes : {size_t{1000}, size_t{4096}, size_t{3} << 20, size_t{40} << 20}) {
+    for (const bool from_arena : {false, true}) {
+      const LazyMemory memory = from_arena ? arena.allocate(bytes) : LazyMemory(bytes);
+      volatile std::byte* at = memory.data();
+      at[bytes - 1] = at[0];
+      EXPECT_DEATH(at[bytes] = std::byte{1}, "use-after-poison") << bytes;
+    }
+  }
+  volatile std::byte* gone = arena.allocate(100).data();
+  const LazyMemory stays = arena.allocate(100);
+  EXPECT_DEATH(gone[0] = std::byte{1}, "use-after-poison");
+}
+#else
+constexpr std::ptrdiff_t kGuard = 0;
+#endif
+
 TEST(LazyMemory, LargeOnesAreZeroAndAlignedForHugePages) {
   for (const size_t bytes : {size_t{1}, size_t{4096}, (size_t{2} << 20), (size_t{5} << 20) + 17}) {
     const LazyMemory memory(bytes);
@@ -75,7 +97,7 @@ TEST(MemoryArena, SlicesOutliveItAndTheLastReturnsTheBlock) {
     second = arena.allocate(1000);
   }
   std::byte* at = first.data();
-  EXPECT_EQ(second.data() - at, 1024);
+  EXPECT_EQ(second.data() - at, 1024 + kGuard);
   first = LazyMemory();
   EXPECT_TRUE(is_mapped(at));
   std::memset(second.data(), 1, second.size());

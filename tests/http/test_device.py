@@ -262,7 +262,7 @@ class EmulatedDevice(unittest.TestCase):
             answer = server.complete("Once upon a time", max_tokens=400, temperature=0)
             self.assertEqual(answer.status, 500, answer.text)
             self.assertIn("illegal memory access", answer.text)
-            self.assertEqual(server.process.wait(30), 75, server.log())
+            self.assertEqual(server.process.wait(bamtest.PATIENCE), 75, server.log())
             self.assertIn("exit code 75", server.log())
         finally:
             server.kill()

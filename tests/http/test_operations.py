@@ -119,6 +119,10 @@ class CommandLine(unittest.TestCase):
         self.assertEqual([stage["first_layer"] for stage in stages], [0, stages[0]["layers"]])
         self.assertEqual(sum(stage["layers"] for stage in stages), report["layers"])
         self.assertAlmostEqual(report["stages"]["prompt_speedup"], 1 / max(stage["time_share"] for stage in stages))
+        four_bits = json.loads(run("inspect", "--model", bamtest.checkpoint(), "--json", "--stages", "2", "--dtype", "int4").stdout)
+        held = [sum(stage["weight_bytes"] for stage in each["stages"]["split"]) for each in (report, four_bits)]
+        self.assertGreater(held[1], four_bits["parameters"] / 2, "scales and factors count, and the head keeps eight bits")
+        self.assertLess(held[1], held[0])
         self.assertIn("stages need as many layers", run("inspect", "--model", bamtest.checkpoint(), "--stages", "99").stderr)
         report = json.loads(run("inspect", "--model", bamtest.checkpoint(), "--json", "--measure", "4096").stdout)
         self.assertTrue(report["measured"]["right"], report["measured"])

@@ -26,6 +26,7 @@
 
 #include <fmt/format.h>
 
+#include "kernels/cpu/cpu_backend.h"
 #include "tests/reference/model_harness.h"
 
 namespace bam::reference {
@@ -218,6 +219,23 @@ TEST(BamModel, SelectedRowsHaveTheSameLogits) {
     }
     EXPECT_TRUE(harness.step({{.tokens = tokens}}, {}).empty());  // a chunk in the middle of a prompt
   }
+}
+
+// All layers of this model have one shape; the last one asks for the wanted rows only.
+TEST(BamModel, PlansAttentionOncePerStepNotPerLayer) {
+  testing::CheckpointSpec spec = find_variant("nope").spec;
+  spec.config.num_layers = 5;
+  const TestCheckpoint checkpoint(spec);
+  const auto backend = std::make_shared<cpu::CpuBackend>(BackendOptions{.num_threads = 2});
+  ModelHarness harness(checkpoint, {.backend = backend});
+  const std::vector<int32_t> tokens = prompt();
+  uint64_t steps = 0;
+  const auto step = [&](int64_t begin, int64_t end) {
+    harness.step({{.tokens = {tokens.begin() + begin, tokens.begin() + end}, .start_pos = begin}}, {0});
+    EXPECT_EQ(backend->planner().num_made(), 2 * ++steps);
+  };
+  step(0, 100);
+  for (int64_t at = 100; at < 140; ++at) step(at, at + 1);
 }
 
 TEST(BamModel, SequencesInOneStepDoNotSeeEachOther) {

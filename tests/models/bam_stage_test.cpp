@@ -9,6 +9,7 @@
 #include "models/attention_probe.h"
 #include "models/attention_walk.h"
 #include "models/bam.h"
+#include "models/weight_memory.h"
 #include "tests/reference/model_harness.h"
 
 namespace bam::reference {
@@ -250,6 +251,21 @@ std::vector<Variant> some_variants() {
 
 INSTANTIATE_TEST_SUITE_P(Some, BamStages, ::testing::ValuesIn(some_variants()),
                          [](const auto& info) { return info.param.name; });
+
+// `bam inspect` tells it from config.json.
+TEST(MatrixBytes, AreWhatAStageHolds) {
+  const TestCheckpoint checkpoint({.config = testing::tiny_config()});
+  const auto backend = make_cpu_backend({.num_threads = 1});
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kI8, DType::kI4}) {
+    for (const StageRange range : {StageRange{}, StageRange{0, 1}, StageRange{1, 1}}) {
+      ModelOptions options{.weight_dtype = dtype};
+      options.stage = range;
+      const BamModel model(*backend, checkpoint.config(), checkpoint.weights(), options);
+      EXPECT_EQ(matrix_bytes(checkpoint.config(), options), model.weight_bytes())
+          << dtype_name(dtype) << ", layers from " << range.first_layer << ", " << range.num_layers;
+    }
+  }
+}
 
 }  // namespace
 }  // namespace bam::reference

@@ -13,7 +13,7 @@ namespace {
 
 std::vector<LayerCost> layers(std::vector<double> flops, double pages = 1) {
   std::vector<LayerCost> costs;
-  for (const double f : flops) costs.push_back({f, pages, 10});
+  for (const double f : flops) costs.push_back({f, pages});
   return costs;
 }
 
@@ -48,7 +48,7 @@ TEST(StageSplit, PagesDecideBetweenSplitsThatAreAsFast) {
   costs[0].pages = costs[2].pages = 1;  // 3 | 3.01 either way
   costs[4].pages = 1;
   const auto stages = split_layers(costs, 2);
-  const auto shares = stage_shares({.num_layers = 5}, costs, stages);
+  const auto shares = stage_shares(costs, stages);
   EXPECT_LE(shares[1].pages, 2.0 / 3 + 1e-9);
   // The slowest stage is never more than 3 % slower than it could be.
   EXPECT_LE(std::max(shares[0].time, shares[1].time) * 6.01, 1.03 * 3.01 + 1e-9);
