@@ -69,13 +69,6 @@ std::string unexpected(const CLI::App& app) {
   return fmt::format("unexpected argument '{}'{}", rest.front(), hint);
 }
 
-// A bound as a person writes it: "0.000000" is 0.
-std::string bound(const std::string& text) {
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  return *end == '\0' && value < 1e15 ? fmt::format("{}", value) : text;
-}
-
 // The words between "a" and "b" of "{a,b}" or of sub-commands.
 std::string choices(const std::vector<std::string>& words) {
   std::string text;
@@ -95,10 +88,8 @@ std::optional<std::pair<std::string, std::string>> cut(const std::string& text, 
 // "N not in range A to B".
 std::string out_of_range(const std::string& name, const std::string& value, const std::string& low,
                          const std::string& high) {
-  constexpr double kNobodyMeansThat = 2e9;  // a bound of the type, not of the thing
-  const bool open = std::strtod(high.c_str(), nullptr) > kNobodyMeansThat;
   return fmt::format("{}: '{}' is not {} {}", name, value, low.find('.') == low.npos ? "a whole number" : "a number",
-                     open ? "of at least " + bound(low) : "from " + bound(low) + " to " + bound(high));
+                     format_range(std::strtod(low.c_str(), nullptr), std::strtod(high.c_str(), nullptr)));
 }
 
 // What CLI11 has to say, as this program says such things.
