@@ -33,11 +33,31 @@ void use_own_help(CLI::App& app, const std::string& name) {
   for (CLI::App* sub : app.get_subcommands({})) use_own_help(*sub, name + " " + sub->get_name());
 }
 
-void collect_flags(const CommandHelp& command, std::vector<std::string>& names) {
-  for (const FlagHelp& flag : command.flags) {
+std::vector<std::string> flags_of(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const FlagHelp& flag : describe_command(app, "").flags) {
     if (!flag.positional) names.insert(names.end(), flag.names.begin(), flag.names.end());
   }
-  for (const CommandHelp& sub : command.commands) collect_flags(sub, names);
+  return names;
+}
+
+// A flag that is not there: another (sub-)command's, what another command does, or a typing error.
+std::string flag_hint(const CLI::App& app, const std::string& name) {
+  std::vector<const CLI::App*> all = app.get_subcommands({});
+  all.insert(all.begin(), &app);
+  std::string others;
+  std::vector<std::string> here;
+  for (const CLI::App* each : all) {
+    const std::vector<std::string> flags = flags_of(*each);
+    if (std::find(flags.begin(), flags.end(), name) != flags.end()) {
+      others += fmt::format("{}`{}{}`", others.empty() ? "" : " and ", app.get_name(),
+                            each == &app ? "" : " " + each->get_name());
+    }
+    if (each == &app || each->parsed()) here.insert(here.end(), flags.begin(), flags.end());
+  }
+  if (!others.empty()) return "; it belongs to " + others;
+  if (name == "--url") return "; `bam chat URL` talks to a server";
+  return did_you_mean(name, here);
 }
 
 std::vector<std::string> subcommand_names(const CLI::App& app) {
@@ -49,14 +69,12 @@ std::vector<std::string> subcommand_names(const CLI::App& app) {
 // The words on the command line that nobody expected, in one sentence.
 std::string unexpected(const CLI::App& app) {
   const std::vector<std::string> rest = app.remaining(true);
-  std::vector<std::string> flags;
-  collect_flags(describe_command(app, ""), flags);
   // What follows a flag that does not exist was meant for it.
   const auto flag =
       std::find_if(rest.begin(), rest.end(), [](const std::string& word) { return word.starts_with("-"); });
   if (flag != rest.end()) {
     const std::string name = flag->substr(0, flag->find('='));
-    return fmt::format("there is no flag {}{}", name, did_you_mean(name, flags));
+    return fmt::format("there is no flag {}{}", name, flag_hint(app, name));
   }
   if (rest.empty()) return "too many arguments";
   const std::vector<std::string> commands = subcommand_names(app);

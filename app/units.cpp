@@ -245,6 +245,7 @@ std::string utc_now() {
 
 std::string read_text_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
+  if (file.peek() == std::ifstream::traits_type::eof() && !file.bad() && file.rdbuf()->is_open()) return {};
   if (!file) throw UsageError("cannot read {}", path);
   std::ostringstream text;
   text << file.rdbuf();

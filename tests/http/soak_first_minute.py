@@ -13,7 +13,7 @@ import bamtest
 from debian import Debian, stop
 from test_readme import blocks, SHORTER
 
-CLONE = "/root/bam"
+CLONE = "/srv/bam"
 # Each is a test run of its own, of minutes to hours.
 TESTED_ELSEWHERE = ("make test", "make asan", "make tsan", "make bench", "make lint")
 HOURS = 2 * 3600
@@ -61,8 +61,8 @@ class FirstMinute(unittest.TestCase):
                 line = re.sub(r"(127\.0\.0\.1|localhost):8000", f"127.0.0.1:{port}", line)
                 self.assertTrue(debian.run(f"cd {CLONE} && {line}", stdin="Hello\n").strip(), line)
             self.assertGreater(ran, 8)
-            debian.run(f"cd {CLONE} && make install DESTDIR=/tmp/installed PREFIX=/usr && make deb && ls build/bam-server_*.deb")
-            self.assertIn("generated 2", debian.run("cd / && /tmp/installed/usr/bin/bam generate Hello -n 2 --ignore-eos 2>&1"))
+            debian.run(f"cd {CLONE} && make install DESTDIR=/srv/installed PREFIX=/usr && make deb && ls build/bam-server_*.deb")
+            self.assertIn("generated 2", debian.run("cd / && /srv/installed/usr/bin/bam generate Hello -n 2 --ignore-eos 2>&1"))
             self.assertEqual(debian.run(f"cd {CLONE} && git status --porcelain"), "", "a command has changed the clone")
 
 
