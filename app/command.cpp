@@ -33,11 +33,31 @@ void use_own_help(CLI::App& app, const std::string& name) {
   for (CLI::App* sub : app.get_subcommands({})) use_own_help(*sub, name + " " + sub->get_name());
 }
 
-void collect_flags(const CommandHelp& command, std::vector<std::string>& names) {
-  for (const FlagHelp& flag : command.flags) {
+std::vector<std::string> flags_of(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const FlagHelp& flag : describe_command(app, "").flags) {
     if (!flag.positional) names.insert(names.end(), flag.names.begin(), flag.names.end());
   }
-  for (const CommandHelp& sub : command.commands) collect_flags(sub, names);
+  return names;
+}
+
+// A flag that is not there: another (sub-)command's, what another command does, or a typing error.
+std::string flag_hint(const CLI::App& app, const std::string& name) {
+  std::vector<const CLI::App*> all = app.get_subcommands({});
+  all.insert(all.begin(), &app);
+  std::string others;
+  std::vector<std::string> here;
+  for (const CLI::App* each : all) {
+    const std::vector<std::string> flags = flags_of(*each);
+    if (std::find(flags.begin(), flags.end(), name) != flags.end()) {
+      others += fmt::format("{}`{}{}`", others.empty() ? "" : " and ", app.get_name(),
+                            each == &app ? "" : " " + each->get_name());
+    }
+    if (each == &app || each->parsed()) here.insert(here.end(), flags.begin(), flags.end());
+  }
+  if (!others.empty()) return "; it belongs to " + others;
+  if (name == "--url") return "; `bam chat URL` talks to a server";
+  return did_you_mean(name, here);
 }
 
 std::vector<std::string> subcommand_names(const CLI::App& app) {
@@ -49,14 +69,12 @@ std::vector<std::string> subcommand_names(const CLI::App& app) {
 // The words on the command line that nobody expected, in one sentence.
 std::string unexpected(const CLI::App& app) {
   const std::vector<std::string> rest = app.remaining(true);
-  std::vector<std::string> flags;
-  collect_flags(describe_command(app, ""), flags);
   // What follows a flag that does not exist was meant for it.
   const auto flag =
       std::find_if(rest.begin(), rest.end(), [](const std::string& word) { return word.starts_with("-"); });
   if (flag != rest.end()) {
     const std::string name = flag->substr(0, flag->find('='));
-    return fmt::format("there is no flag {}{}", name, did_you_mean(name, flags));
+    return fmt::format("there is no flag {}{}", name, flag_hint(app, name));
   }
   if (rest.empty()) return "too many arguments";
   const std::vector<std::string> commands = subcommand_names(app);
@@ -67,13 +85,6 @@ std::string unexpected(const CLI::App& app) {
     hint = "; there are " + join(commands, ", ");
   }
   return fmt::format("unexpected argument '{}'{}", rest.front(), hint);
-}
-
-// A bound as a person writes it: "0.000000" is 0.
-std::string bound(const std::string& text) {
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  return *end == '\0' && value < 1e15 ? fmt::format("{}", value) : text;
 }
 
 // The words between "a" and "b" of "{a,b}" or of sub-commands.
@@ -95,10 +106,8 @@ std::optional<std::pair<std::string, std::string>> cut(const std::string& text, 
 // "N not in range A to B".
 std::string out_of_range(const std::string& name, const std::string& value, const std::string& low,
                          const std::string& high) {
-  constexpr double kNobodyMeansThat = 2e9;  // a bound of the type, not of the thing
-  const bool open = std::strtod(high.c_str(), nullptr) > kNobodyMeansThat;
   return fmt::format("{}: '{}' is not {} {}", name, value, low.find('.') == low.npos ? "a whole number" : "a number",
-                     open ? "of at least " + bound(low) : "from " + bound(low) + " to " + bound(high));
+                     format_range(std::strtod(low.c_str(), nullptr), std::strtod(high.c_str(), nullptr)));
 }
 
 // What CLI11 has to say, as this program says such things.

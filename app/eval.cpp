@@ -74,7 +74,13 @@ int run_task_command(EvalFlags& flags) {
 
 int report_perplexity(const EvalFlags& flags) {
   std::vector<nlohmann::json> results;
-  for (const std::string& file : flags.files) results.push_back(load_perplexity_result(file));
+  std::vector<std::string> labels;
+  for (const std::string& file : flags.files) {
+    results.push_back(load_perplexity_result(file));
+    labels.push_back(results.back().value("label", "?"));
+  }
+  labels = distinct_labels(labels, flags.files);
+  for (size_t i = 0; i < results.size(); ++i) results[i]["label"] = labels[i];
   fmt::print("{}", align_table(perplexity_table(results)));
   make_perplexity_report(results, flags.report.title).write(flags.report);
   return 0;

@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <string>
 
@@ -32,20 +33,21 @@ const bam::Command* find_command(const std::string& name) {
   return nullptr;
 }
 
-// What other programs call it, or what was mistyped.
+// What other programs call it, what was mistyped, or a model or an address without a command.
 std::string meant(const std::string& name) {
   static const std::map<std::string, std::string> elsewhere = {
       {"run", "chat"}, {"start", "serve"}, {"server", "serve"}, {"complete", "generate"}, {"show", "inspect"}};
   if (const auto found = elsewhere.find(name); found != elsewhere.end()) return found->second;
+  std::error_code unknown;
+  if (name == "demo" || name.find("://") != name.npos || std::filesystem::exists(name + "/config.json", unknown)) {
+    return "chat " + name;
+  }
   std::vector<std::string> names = {"help", "version", "--help", "--version"};
   for (const bam::Command& command : bam::all_commands()) names.emplace_back(command.name);
   return bam::nearest_word(name, names);
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  bam::report_bus_errors();
+int run(int argc, char** argv) {
   if (argc < 2) {
     print_help(stderr);
     return 2;
@@ -74,4 +76,15 @@ int main(int argc, char** argv) {
   std::fprintf(stderr, "bam: there is no command '%s'; %s`bam help` lists them\n", name.c_str(),
                hint.empty() ? "" : ("did you mean `bam " + hint + "`? ").c_str());
   return 2;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bam::report_bus_errors();
+  const int code = run(argc, argv);
+  // What could not be written, on a full disk for example, is not done.
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  std::fputs("bam: standard output could not be written\n", stderr);
+  return code == 0 ? 1 : code;
 }

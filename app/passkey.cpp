@@ -82,7 +82,13 @@ void add_run_options(CLI::App& app, PasskeyFlags* flags) {
 
 int report_runs(const PasskeyFlags& flags) {
   std::vector<PasskeyRun> runs;
-  for (const std::string& file : flags.files) runs.push_back(load_passkey_run(file));
+  std::vector<std::string> labels;
+  for (const std::string& file : flags.files) {
+    runs.push_back(load_passkey_run(file));
+    labels.push_back(runs.back().label);
+  }
+  labels = distinct_labels(labels, flags.files);
+  for (size_t i = 0; i < runs.size(); ++i) runs[i].label = labels[i];
   for (const PasskeyRun& run : runs) {
     fmt::print("{}: accuracy {}\n{}\n", run.label, format_percent(overall_accuracy(run.records)),
                align_table(passkey_table(run)));

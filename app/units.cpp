@@ -58,11 +58,17 @@ double parse_seconds(std::string_view text, std::string_view origin) {
   return number * it->second;
 }
 
+std::string format_range(double min, double max) {
+  constexpr double kNobodyMeansThat = 2e9;
+  return max > kNobodyMeansThat ? fmt::format("of at least {}", min) : fmt::format("from {} to {}", min, max);
+}
+
 int64_t parse_integer(std::string_view text, std::string_view origin, int64_t min, int64_t max) {
   int64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || end != text.data() + text.size() || number < min || number > max) {
-    throw UsageError("{}: '{}' is not an integer between {} and {}", origin, text, min, max);
+    throw UsageError("{}: '{}' is not a whole number {}", origin, text,
+                     format_range(static_cast<double>(min), static_cast<double>(max)));
   }
   return number;
 }
@@ -71,7 +77,7 @@ double parse_number(std::string_view text, std::string_view origin, double min, 
   double number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || end != text.data() + text.size() || !(number >= min && number <= max)) {
-    throw UsageError("{}: '{}' is not a number between {} and {}", origin, text, min, max);
+    throw UsageError("{}: '{}' is not a number {}", origin, text, format_range(min, max));
   }
   return number;
 }
@@ -239,6 +245,7 @@ std::string utc_now() {
 
 std::string read_text_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
+  if (file.peek() == std::ifstream::traits_type::eof() && !file.bad() && file.rdbuf()->is_open()) return {};
   if (!file) throw UsageError("cannot read {}", path);
   std::ostringstream text;
   text << file.rdbuf();

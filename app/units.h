@@ -19,6 +19,8 @@ int64_t parse_integer(std::string_view text, std::string_view what, int64_t min,
 uint64_t parse_bytes(std::string_view text, std::string_view what);
 // "30", "1.5s", "500ms", "2m", "1h" -> seconds.
 double parse_seconds(std::string_view text, std::string_view what);
+// What is allowed, for the end of a sentence: "from 0 to 65535", "of at least 1" where the upper bound is only the type's.
+std::string format_range(double min, double max);
 void check_one_of(const std::string& value, std::string_view what, const std::string& choices);  // "a|b|c"
 std::vector<std::string> split(std::string_view text, char separator);
 std::string join(const std::vector<std::string>& parts, std::string_view separator);

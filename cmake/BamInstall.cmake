@@ -14,6 +14,7 @@ install(DIRECTORY docs DESTINATION ${bam_doc} PATTERN images EXCLUDE)
 install(FILES deploy/debian/copyright DESTINATION ${bam_doc})
 
 set(bam_generated ${CMAKE_BINARY_DIR}/generated)
+set(bam_contact "The bam authors <bam@localhost>")
 install(CODE "
   set(source \"${CMAKE_SOURCE_DIR}\")
   set(generated \"${bam_generated}\")
@@ -33,7 +34,12 @@ install(CODE "
   file(READ \"\${source}/deploy/systemd/bam.env\" settings)
   string(REPLACE \"/srv/models/my-checkpoint\" \"demo\" settings \"\${settings}\")
   file(WRITE \"\${generated}/bam.env\" \"\${settings}\")
+  string(TIMESTAMP now \"%a, %d %b %Y %H:%M:%S +0000\" UTC)
+  file(WRITE \"\${generated}/changelog\" \"bam-server (${PROJECT_VERSION}) unstable; urgency=medium\\n\\n  * What is new: CHANGELOG.md.\\n\\n\"
+       \" -- ${bam_contact}  \${now}\\n\")
+  execute_process(COMMAND gzip -9n \"\${generated}/changelog\" COMMAND_ERROR_IS_FATAL ANY)
 ")
+install(FILES ${bam_generated}/changelog.gz DESTINATION ${bam_doc})
 install(DIRECTORY ${bam_generated}/man/ DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 install(FILES ${bam_generated}/bash DESTINATION ${bam_share}/bash-completion/completions RENAME bam)
 install(FILES ${bam_generated}/zsh DESTINATION ${bam_share}/zsh/vendor-completions RENAME _bam)
@@ -48,14 +54,14 @@ install(CODE "
 
 # The name `bam` belongs to another program in Debian, which has the same file in /usr/bin.
 set(CPACK_PACKAGE_NAME bam-server)
-set(CPACK_PACKAGE_CONTACT "The bam authors <bam@localhost>")
+set(CPACK_PACKAGE_CONTACT "${bam_contact}")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "inference server for BAM language models")
-set(CPACK_COMPONENT_SERVER_DESCRIPTION "inference server for BAM language models
-Serves decoder transformers whose positional encoding is a Bayesian prior over distance,
-with certified sparse attention over contexts of half a million tokens, through
-an OpenAI-compatible HTTP API. With a small demo model.")
-set(CPACK_COMPONENT_CLUSTER_DESCRIPTION "bam-server on several machines
-The transports of bam serve --stages and bam worker: Gloo and Open MPI.")
+set(CPACK_COMPONENT_SERVER_DESCRIPTION "Serves decoder transformers whose positional encoding is a Bayesian prior
+over distance, with certified sparse attention over contexts of half a
+million tokens, through an OpenAI-compatible HTTP API. With a small demo
+model.")
+set(CPACK_COMPONENT_CLUSTER_DESCRIPTION "One server on several machines: the transports of bam serve --stages and
+bam worker, Gloo and Open MPI.")
 set(CPACK_GENERATOR DEB)
 set(CPACK_SET_DESTDIR ON)
 set(CPACK_INSTALL_PREFIX /usr)

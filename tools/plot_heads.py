@@ -15,11 +15,11 @@ import sys
 
 WIDTH, HEIGHT = 720, 460
 LEFT, RIGHT, TOP, BOTTOM = 64, 700, 70, 400
-CLASSES = {  # name: (light, dark, marker, what it looks at)
-    "local": ("#0072b2", "#56b4e9", "circle", "local (\u03b8\u03b2 \u2265 1)"),
-    "heavy_tail": ("#008a64", "#3ad0a0", "square", "heavy-tailed (0 < \u03b8\u03b2 < 1)"),
-    "uniform": ("#5f5f5f", "#b8b8b8", "triangle", "flat (\u03b8\u03b2 \u2248 0)"),
-    "retrieval": ("#d55e00", "#ff8f4d", "diamond", "retrieval (\u03b8\u03b2 < 0)"),
+CLASSES = {  # name: (light, dark, marker, what it looks at); the colours are those of the page (web/style.css)
+    "local": ("#2b5fb0", "#85aef5", "circle", "local (\u03b8\u03b2 \u2265 1)"),
+    "heavy_tail": ("#96610a", "#e2b04e", "square", "heavy-tailed (0 < \u03b8\u03b2 < 1)"),
+    "uniform": ("#6c7378", "#98a0a4", "triangle", "flat (\u03b8\u03b2 \u2248 0)"),
+    "retrieval": ("#a92f62", "#f285ad", "diamond", "retrieval (\u03b8\u03b2 < 0)"),
 }
 
 

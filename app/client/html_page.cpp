@@ -27,7 +27,7 @@ p{max-width:80ch}
 .row{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:16px;margin:0 0 16px}
 figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 16px;overflow-x:auto}
 figure h3{font-size:15px;margin:0 0 10px;font-weight:600}
-figure svg{display:block;width:100%;height:auto;max-height:640px;min-width:min(100%,440px)}
+figure svg{display:block;width:100%;height:auto;max-height:640px}
 figcaption{color:var(--muted);font-size:13px;margin-top:8px}
 .scroll{overflow-x:auto;background:var(--card);border:1px solid var(--line);border-radius:10px;margin:0 0 16px}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:13.5px}

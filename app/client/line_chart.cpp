@@ -45,6 +45,7 @@ class AxisMap {
     const double t = ((log ? std::log(std::max(v, low_ * 1e-6)) : v) - a) / (b - a);
     return from_ + std::clamp(t, -0.02, 1.02) * (to_ - from_);
   }
+  bool has(double v) const { return v >= low_ && v <= high_; }
   const std::vector<double>& ticks() const { return ticks_; }
   std::string format(double v) const { return axis_.format ? axis_.format(v) : format_value(v); }
 
@@ -53,6 +54,8 @@ class AxisMap {
   double from_, to_, low_, high_;
   std::vector<double> ticks_;
 };
+
+std::string axis_label(const Axis& axis) { return axis.label + (axis.scale == Scale::kLinear ? "" : ", logarithmic"); }
 
 std::string svg_number(double v) { return fmt::format("{:.1f}", v); }
 
@@ -174,8 +177,15 @@ Chart draw_line_chart(const LineChartSpec& spec) {
     last_label = x(t) + half;
   }
   canvas.line(left, bottom, left + plot_w, bottom, "x");
-  canvas.text(left + plot_w / 2, spec.height - 8, spec.x.label, "m", "middle", 12);
-  canvas.text(8, top - 14, spec.y.label, "m", "start", 12);
+  canvas.text(left + plot_w / 2, spec.height - 8, axis_label(spec.x), "m", "middle", 12);
+  canvas.text(8, top - 14, axis_label(spec.y), "m", "start", 12);
+  if (spec.mark && !empty && x.has(spec.mark->x)) {
+    const double at = x(spec.mark->x), middle = (top + bottom) / 2;
+    canvas.line(at, top, at, bottom, "x\" stroke-dasharray=\"5 4");
+    // Beside the line, at half height: curves begin above it or below.
+    canvas.text(at - 5, middle, spec.mark->label, "m", "middle", 11,
+                fmt::format("transform=\"rotate(-90 {:.1f} {:.1f})\"", at - 5, middle));
+  }
   if (empty) canvas.text(left + plot_w / 2, (top + bottom) / 2, "no data", "m", "middle", 14);
   // Later series must not hide earlier ones' markers: draw in reverse, the first on top.
   for (size_t i = spec.series.size(); i-- > 0;) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,9 +29,16 @@ struct Axis {
   std::function<std::string(double)> format;  // of tick labels and tips
 };
 
+// A vertical line with a word beside it.
+struct Mark {
+  double x = 0;
+  std::string label;
+};
+
 struct LineChartSpec {
   std::string id, title, caption;
-  Axis x, y;
+  Axis x, y;                                // one that is not linear says so
+  std::optional<Mark> mark = std::nullopt;  // drawn if it is within the axis
   std::vector<Series> series;
   double width = 560, height = 320;
 };

@@ -9,6 +9,7 @@
 #include "app/client/heat_map.h"
 #include "app/client/line_chart.h"
 #include "app/client/passkey_run.h"
+#include "app/client/report_options.h"
 #include "app/units.h"
 
 namespace bam::client {
@@ -34,6 +35,12 @@ Axis length_axis(const std::vector<PasskeyRun>& runs) {
   return axis;
 }
 
+std::optional<Mark> trained_at(const std::vector<PasskeyRun>& runs) {
+  std::vector<json> headers;
+  for (const PasskeyRun& run : runs) headers.push_back(run.header);
+  return training_mark(headers);
+}
+
 template <typename Value>
 std::vector<Series> by_length(const std::vector<PasskeyRun>& runs, Value value) {
   std::vector<Series> all;
@@ -55,6 +62,7 @@ Chart accuracy_chart(const std::vector<PasskeyRun>& runs) {
   spec.title = "Accuracy by prompt length";
   spec.caption = "Mean over all depths; the band is the 95 % Wilson interval. Errors count as misses.";
   spec.x = length_axis(runs);
+  spec.mark = trained_at(runs);
   spec.y = {"accuracy", Scale::kLinear, 0, 1.03, {0, 0.25, 0.5, 0.75, 1}, format_percent};
   spec.series = by_length(runs, [](const LengthStats& s, Series* series) {
     const auto [low, high] = wilson_interval(s.score_sum, s.answered + s.errors);
@@ -70,6 +78,7 @@ Chart ttft_chart(const std::vector<PasskeyRun>& runs) {
   spec.id = "ttft-by-length";
   spec.title = "Time to first token by prompt length";
   spec.x = length_axis(runs);
+  spec.mark = trained_at(runs);
   spec.y = {"time to first token", Scale::kLog10, 0, 0, {}, format_ms_short};
   spec.caption =
       "Median of requests that found at most a tenth of their prompt in the prefix cache (of all where there was "
@@ -97,6 +106,7 @@ Chart prefill_chart(const std::vector<PasskeyRun>& runs) {
   spec.title = "Prompt tokens per second by prompt length";
   spec.caption = "Tokens that were not cached, divided by the time to first token; median.";
   spec.x = length_axis(runs);
+  spec.mark = trained_at(runs);
   spec.y = {"prompt tokens/s", Scale::kLog10, 0, 0, {}, format_value_short};
   spec.series = by_length(runs, [](const LengthStats& s, Series* series) { series->y.push_back(s.prefill_tps); });
   return draw_line_chart(spec);
@@ -117,6 +127,7 @@ Chart memory_chart(const std::vector<PasskeyRun>& runs) {
   spec.title = "Server memory by prompt length";
   spec.caption = "Largest resident size seen while prompts of that length ran (sampled once a second).";
   spec.x = length_axis(runs);
+  spec.mark = trained_at(runs);
   spec.series = by_length(runs, [](const LengthStats& s, Series* series) {
     series->y.push_back(s.peak_rss_bytes > 0 ? s.peak_rss_bytes : std::nan(""));
   });

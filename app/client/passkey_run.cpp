@@ -262,6 +262,11 @@ void PasskeyRunner::schedule_ticks() {
 PasskeyRun PasskeyRunner::run(bool* interrupted) {
   check_task(options_.task);
   target_.connect();
+  for (const int64_t length : options_.lengths) {
+    if (length < target_.context().value_or(length + 1)) continue;
+    throw UsageError("--lengths: {} does not fit into the context of {}, {} tokens", format_count(length),
+                     target_.model(), format_thousands(*target_.context()));
+  }
   choose_mode();
   builder_ = std::make_unique<TaskBuilder>(
       options_.task,

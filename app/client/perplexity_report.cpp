@@ -6,6 +6,7 @@
 
 #include "app/client/line_chart.h"
 #include "app/client/perplexity.h"
+#include "app/client/report_options.h"
 #include "app/units.h"
 
 namespace bam::client {
@@ -43,6 +44,7 @@ Chart position_chart(const std::vector<json>& results) {
   if (most > 40) {
     for (const int64_t end : shown_ends(results)) spec.x.ticks.push_back(static_cast<double>(end));
   }
+  spec.mark = training_mark(results);
   spec.y = {"perplexity", Scale::kLog10, 0, 0, {}, format_value_short};
   for (const json& r : results) {
     Series series;

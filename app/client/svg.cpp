@@ -115,8 +115,9 @@ std::string svg_css() {
 
 std::string Chart::inline_svg() const {
   return fmt::format(
-      "<svg viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" role=\"img\" aria-label=\"{2}\">{3}</svg>",
-      short_number(width), short_number(height), xml_escape(title), body);
+      "<svg viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" style=\"max-width:{4}px\" role=\"img\" "
+      "aria-label=\"{2}\">{3}</svg>",
+      short_number(width), short_number(height), xml_escape(title), body, short_number(1.25 * width));
 }
 
 std::string Chart::standalone_svg() const {

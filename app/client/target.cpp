@@ -164,10 +164,19 @@ void Target::connect() {
                           !list["data"].empty() && list["data"][0].is_object();
   if (has_models) {
     const json owner = list["data"][0].value("owned_by", json());
+    const json context = list["data"][0].value("max_model_len", json());
+    if (context.is_number_integer()) context_ = context.get<int64_t>();
+    const json meta = list["data"][0].value("meta", json());
+    const json trained = meta.is_object() ? meta.value("training_context", json()) : json();
+    if (trained.is_number_integer()) training_context_ = trained.get<int64_t>();
     reports_progress_ = owner == "bam" || owner == "llamacpp";
   }
   if (options_.model.empty()) {
     if (has_models) options_.model = list["data"][0].value("id", "");
+    if (list.is_discarded()) {
+      throw Error("{} is no OpenAI-compatible server: {}/models answers HTTP {} without JSON", root_, api_,
+                  models.status);
+    }
     if (options_.model.empty()) {
       throw Error("{}/models names no model ({}): give one with --model", api_,
                   models.ok() ? "empty list" : error_text(models.status, models.body));
@@ -186,6 +195,7 @@ void Target::connect() {
 json Target::describe() const {
   json description = {{"url", root_}, {"model", options_.model}};
   if (!server_name_.empty()) description["server"] = server_name_;
+  if (training_context_) description["training_context"] = *training_context_;
   return description;
 }
 

@@ -47,6 +47,8 @@ class Target {
   HttpSession& session() { return session_; }
   // Streams can tell how much of a prompt is read (return_progress): ours and llama.cpp's.
   bool reports_progress() const { return reports_progress_; }
+  // Tokens of prompt and answer together, where /v1/models says so.
+  std::optional<int64_t> context() const { return context_; }
   // "bam/0.1.0" or the like if GET /version says; for the reports.
   const std::string& server_name() const { return server_name_; }
   nlohmann::json describe() const;
@@ -62,6 +64,7 @@ class Target {
   std::string api_;   // root + /v1
   std::string server_name_;
   bool reports_progress_ = false;
+  std::optional<int64_t> context_, training_context_;
   HttpSession session_;
 };
 

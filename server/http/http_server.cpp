@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
@@ -34,6 +35,17 @@ constexpr size_t kTlsHandshakeSeconds = 30;
 
 // Set by the one HttpServer of the process: the hook has no argument of its own.
 HttpMetrics* g_metrics = nullptr;
+
+// Where the one HttpServer of the process runs; empty when it does not.
+std::string g_running_at;
+
+// A loop of trantor that cannot have the port, since somebody took it after bind() had found it free, calls exit(). No
+// destructor may run then: the loops still do.
+void on_exit_while_running() {
+  if (g_running_at.empty()) return;
+  std::fprintf(stderr, "bam serve: cannot listen on %s: somebody else has the port\n", g_running_at.c_str());
+  _exit(1);
+}
 
 // Something threw in a connection's thread, and trantor has closed that connection.
 void on_loop_exception(const std::exception_ptr& exception) {
@@ -361,7 +373,10 @@ void HttpServer::run(std::function<void()> on_ready) {
     running_ = true;
     if (quit_asked_) app.quit();
   });
+  g_running_at = url();
+  std::atexit(on_exit_while_running);  // after the framework's own, and so before it
   app.run();
+  g_running_at.clear();
 }
 
 void HttpServer::quit() {

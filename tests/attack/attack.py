@@ -115,9 +115,9 @@ def free_port():
 
 
 class Faults:
-    """Memory and threads that the system refuses to a server started with environment() (tests/attack/faults.cpp)."""
+    """Memory, threads and ports that the system refuses to a server started with environment() (tests/attack/faults.cpp)."""
 
-    FIELDS = ("every", "smallest", "failed", "thread", "threads", "hang", "hung")
+    FIELDS = ("every", "smallest", "failed", "thread", "threads", "hang", "hung", "binds", "bound")
 
     def __init__(self):
         self.library = pathlib.Path(bamtest.BAM).parent / "bam_faults.so"

@@ -1,9 +1,10 @@
-// Preloaded into a server: makes the system refuse memory and threads, and its disk hang, when a test says so. BAM_FAULTS
+// Preloaded into a server: makes the system refuse memory, threads and ports, and its disk hang, when a test says so. BAM_FAULTS
 // names a file of 64-bit numbers that the test reads and writes while the server runs (tests/attack/attack.py).
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -25,6 +26,8 @@ struct Faults {
   std::atomic<uint64_t> threads;   // so many were asked for
   std::atomic<uint64_t> hang;      // not 0: whoever opens a snapshot or waits for the disk waits until it is 0 again
   std::atomic<uint64_t> hung;      // so many have waited
+  std::atomic<uint64_t> binds;     // after so many others have taken the port; 0: nobody does
+  std::atomic<uint64_t> bound;     // so many times an address was bound
 };
 
 Faults* faults() {
@@ -95,6 +98,17 @@ extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attribute
     if (shared->thread != 0 && number >= shared->thread) return EAGAIN;
   }
   return create(thread, attributes, work, argument);
+}
+
+extern "C" int bind(int fd, const sockaddr* address, socklen_t size) {
+  using Bind = int (*)(int, const sockaddr*, socklen_t);
+  static const auto bind_socket = reinterpret_cast<Bind>(dlsym(RTLD_NEXT, "bind"));
+  Faults* const shared = faults();
+  if (shared && shared->bound.fetch_add(1) >= shared->binds && shared->binds != 0) {
+    errno = EADDRINUSE;
+    return -1;
+  }
+  return bind_socket(fd, address, size);
 }
 
 extern "C" int fsync(int fd) {

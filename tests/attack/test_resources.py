@@ -41,6 +41,21 @@ class NoThreads(unittest.TestCase):
         self.assertGreaterEqual(refused, 7, "workers, model, signals, event loops, kernels, engine")
 
 
+class TakenPort(unittest.TestCase):
+    def test_low_somebody_takes_the_port_while_the_server_starts(self):
+        """After it was seen to be free and before the event loops have it: one line, and no destructor trips over a running thread."""
+        faults = attack.Faults()
+        self.addCleanup(faults.close)
+        faults.write(binds=1)
+        server = bamtest.Server("--kv-memory", "64MiB", environment=faults.environment(), wait=False)
+        self.assertEqual(server.process.wait(bamtest.PATIENCE), 1, server.log())
+        server._ready.wait(bamtest.PATIENCE)
+        self.assertGreater(faults.read("bound"), 1)
+        said = lines_of(server.log())
+        self.assertEqual(len(said), 1, server.log())
+        self.assertIn("cannot listen on", said[0])
+
+
 class LittleMemory(unittest.TestCase):
     def serve(self, megabytes):
         """The end of a server that may have so much address space; None: it started."""

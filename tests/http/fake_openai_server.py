@@ -12,7 +12,7 @@ import time
 class FakeServer:
     def __init__(self, first_token_ms=100.0, token_ms=20.0, tokenize="vllm", accept_ids=True, stream_pieces=1,
                  fail_every=0, fail_status=429, hang_every=0, cut_every=0, forget_usage=False, wrong_every=0,
-                 byte_level=False, ms_per_prompt_token=0.0):
+                 byte_level=False, meta=None, ms_per_prompt_token=0.0):
         self.first_token_ms = first_token_ms
         self.token_ms = token_ms
         self.tokenize = tokenize            # "vllm", "llama" or None
@@ -26,6 +26,7 @@ class FakeServer:
         self.forget_usage = forget_usage
         self.byte_level = byte_level        # spaces belong to the following word, as in byte-level BPE
         self.ms_per_prompt_token = ms_per_prompt_token
+        self.meta = meta
         self.words, self.ids = [], {}
         self.log = []
         self.completions = 0
@@ -98,7 +99,7 @@ class FakeServer:
 
     async def handle(self, method, path, body, writer, received):
         if path == "/v1/models":
-            return self.plain(writer, 200, {"object": "list", "data": [{"id": "fake-model"}]})
+            return self.plain(writer, 200, {"object": "list", "data": [{"id": "fake-model", **({"meta": self.meta} if self.meta else {})}]})
         if path == "/version":
             return self.plain(writer, 200, {"version": "1.2.3"})
         if path == "/metrics":

@@ -3,6 +3,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import resource
 import signal
 import statistics
@@ -206,6 +207,26 @@ async def test_passkey_accuracy_and_exact_lengths(bam):
     _, err = await bam.run(*args, "--seed", 5, code=2)
     check("seed" in err, err)
     await bam.run("passkey", "report", bam.path("r.jsonl"), "--report", bam.path("again.html"))
+    await server.stop()
+
+
+async def test_reports_tell_runs_apart_and_mark_the_training_length(bam):
+    server = await FakeServer(meta={"training_context": 512}).start()
+    for name in ("first", "second"):
+        await bam.run("passkey", "--url", server.url, "--lengths", "300,1k,3001", "--depths", 1, "--out", bam.path(f"{name}.jsonl"))
+    out, _ = await bam.run("passkey", "report", bam.path("first.jsonl"), bam.path("second.jsonl"), "--report", bam.path("r.html"))
+    page = open(bam.path("r.html")).read()
+    for label in ("fake-model (first)", "fake-model (second)"):
+        check(label in out and label in page, f"{label} is missing")
+    charts = re.findall(r"<figure id=\"([a-z-]+-by-length)\">(.*?)</figure>", page, re.DOTALL)
+    check(len(charts) == 4, f"charts: {[name for name, _ in charts]}")
+    for name, chart in charts:
+        check("prompt length (tokens), logarithmic<" in chart and ">trained at 512<" in chart, f"{name}: {chart[:300]}")
+    other = await FakeServer(meta={"training_context": 1024}).start()
+    await bam.run("passkey", "--url", other.url, "--lengths", "300,1k", "--depths", 1, "--out", bam.path("other.jsonl"))
+    await bam.run("passkey", "report", bam.path("first.jsonl"), bam.path("other.jsonl"), "--report", bam.path("both.html"))
+    check("trained at" not in open(bam.path("both.html")).read(), "no mark where models were trained at different lengths")
+    await other.stop()
     await server.stop()
 
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """`bam chat`, `bam generate` and `bam passkey` on a real terminal, and what the command line forgives."""
 
+import http.server
 import json
 import os
 import pathlib
 import re
 import subprocess
 import tempfile
+import threading
 import unittest
 
 import bamtest
@@ -248,6 +250,11 @@ class CommandLine(WithFolder):
         self.expect(run("run"), 2, "did you mean `bam chat`?")
         self.expect(run("help", "serv"), 2, "did you mean `bam serve`?")
         self.expect(run("eval", "perplexty", "x"), 2, "perplexity")
+        self.expect(run("demo"), 2, "did you mean `bam chat demo`?")
+        self.expect(run("http://127.0.0.1:9"), 2, "did you mean `bam chat http://127.0.0.1:9`?")
+        self.expect(run("eval", "perplexity", "x", "--csv", "y"), 2, "there is no flag --csv; it belongs to `bam eval task`")
+        self.expect(run("passkey", "report", "x", "--lengths", "1k"), 2, "there is no flag --lengths; it belongs to `bam passkey`")
+        self.expect(run("generate", "hi", "--url", "x"), 2, "`bam chat URL` talks to a server")
         self.expect(run("--versoin"), 2, "did you mean `bam --version`?")
         self.assertEqual(run("help", "help").stdout, run("help").stdout)
         result = run("inspect", bamtest.checkpoint(), environment={"BAM_KV_MEMROY": "1GiB"})
@@ -257,6 +264,8 @@ class CommandLine(WithFolder):
     def test_mistakes_are_told_in_plain_words(self):
         for arguments, sentence in (
                 (("generate", "hi", "-n", "x"), "--max-tokens: 'x' is not a whole number of at least 1 (see"),
+                (("serve", "--port", "70000"), "--port: '70000' is not a whole number from 0 to 65535"),
+                (("serve", "--max-queue", "x"), "--max-queue: 'x' is not a whole number of at least 0"),
                 (("generate", "hi", "--top-p", "2"), "--top-p: '2' is not a number from 0 to 1 (see"),
                 (("generate", "hi", "--seed", "abc"), "--seed: 'abc' is not a number (see"),
                 (("serve", "--port"), "--port: its value is missing (see"),
@@ -267,6 +276,33 @@ class CommandLine(WithFolder):
                 (("eval", "perplexity"), "FILE is missing (see"),
                 (("passkey", "http://127.0.0.1:8000"), "a server's address goes to --url (see")):
             self.expect(run(*arguments), 2, sentence)
+
+    def test_a_page_is_no_model_server(self):
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as page:
+            page.RequestHandlerClass.log_message = lambda *_: None
+            threading.Thread(target=page.serve_forever, daemon=True).start()
+            url = f"http://127.0.0.1:{page.server_port}"
+            for command in (("chat", url), ("passkey", "--url", url), ("bench", "--url", url)):
+                self.expect(run(*command), 1, f"{url} is no OpenAI-compatible server: {url}/v1/models answers HTTP 404")
+            page.shutdown()
+
+    def test_a_prompt_that_no_context_holds(self):
+        server = bamtest.Server(*MEMORY)
+        self.addCleanup(server.stop)
+        self.expect(run("passkey", "--url", f"http://127.0.0.1:{server.port}", "--lengths", "512,900m"), 2,
+                    "--lengths: 900M does not fit into the context of test")
+
+    def test_files_that_cannot_be_used(self):
+        empty = self.folder / "empty.txt"
+        empty.write_text("")
+        server = bamtest.Server(*MEMORY)
+        self.addCleanup(server.stop)
+        url = ("--url", f"http://127.0.0.1:{server.port}")
+        self.expect(run("eval", "perplexity", str(empty), *url), 2, "has 0 tokens")
+        self.expect(run("eval", "perplexity", str(self.folder), *url), 2, f"cannot read {self.folder}")
+        with open("/dev/full", "w") as full:
+            result = subprocess.run([bamtest.BAM, "inspect", bamtest.checkpoint()], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        self.expect(result, 1, "standard output could not be written")
 
     def test_a_pytorch_checkpoint_is_sent_to_the_converter(self):
         (self.folder / "model.pt").write_bytes(b"PK")

@@ -242,7 +242,7 @@ class Appearance(PageTest):
         self.assertLess(self.brightness(), 60)
         self.page.click("#theme")  # system -> light
         self.assertGreater(self.brightness(), 200)
-        self.open()
+        self.visit()
         self.assertGreater(self.brightness(), 200, "the choice is remembered")
         self.page.click("#theme")  # light -> dark
         self.page.prefer_colors("light")
@@ -347,6 +347,18 @@ class WithKey(PageTest):
     api_key = "open-sesame-42"
     expected_console = ("401",)
 
+    def setUp(self):
+        super().setUp()
+        self.page.open(self.server.url)
+        self.page.script("sessionStorage.clear()")
+        self.page.open("about:blank")
+
+    def wait_for_a_round(self):
+        """The header has asked for the server's state twice more."""
+        asked = lambda: self.page.script("return performance.getEntriesByType('resource').filter((e) => e.name.endsWith('/health')).length")
+        before = asked()
+        self.page.wait("another round", lambda: asked() >= before + 2)
+
     def test_key_is_asked_once_and_kept_for_the_session(self):
         # The page is there without a key and greets with its own question.
         address = self.server.url
@@ -384,7 +396,7 @@ class WithKey(PageTest):
         self.page.wait("the question", lambda: self.page.visible("#key-dialog"))
         self.page.press("Escape")
         self.wait_text("#view-engine .notice", "This server needs a key")
-        time.sleep(6)  # a round of the status in the header
+        self.wait_for_a_round()
         self.assertFalse(self.page.visible("#key-dialog"))
         self.wait_text("#status", "needs a key")
         self.page.click("#view-engine .notice button")
@@ -392,6 +404,21 @@ class WithKey(PageTest):
         self.page.type("#key-input", self.api_key)
         self.page.press("Enter")
         self.page.wait("the notice gone", lambda: not self.page.visible("#view-engine .notice"))
+        self.wait_text("#status", "ready")
+
+    def test_declined_at_the_door(self):
+        self.page.open(self.server.url)
+        self.page.wait("the question", lambda: self.page.visible("#key-dialog"))
+        self.page.press("Escape")
+        self.wait_text("#status", "needs a key")
+        self.wait_for_a_round()
+        self.assertFalse(self.page.visible("#key-dialog"))
+        self.page.click("#key-button")
+        self.page.wait("the question", lambda: self.page.visible("#key-dialog"))
+        self.page.type("#key-input", self.api_key)
+        self.page.press("Enter")
+        self.wait_text("#status", "ready")
+        self.page.wait("the model", lambda: "demo" in self.page.text("#model-line"))
 
 
 class Trouble(PageTest):

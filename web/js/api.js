@@ -50,6 +50,10 @@ export function onKeyNeeded(asker) {
   ask = asker;
 }
 
+// The last call that needs a key was refused for want of one. /health needs none.
+let refused = false;
+export const keyRefused = () => refused;
+
 function askForKey(rejectedKey) {
   // Another call may have been answered while this one was under way.
   if (apiKey() !== rejectedKey) return Promise.resolve(true);
@@ -98,6 +102,7 @@ async function send(path, {body, signal, accept = 'application/json', quiet = fa
     }
     report(true);
     if (response.status === 401 && !quiet && (await askForKey(key))) continue;
+    if (path !== '/health') refused = response.status === 401;
     return response;
   }
 }

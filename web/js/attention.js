@@ -33,6 +33,7 @@ export class AttentionView {
   #axis = 'share';
   #grid = null; // the reply about all heads
   #detail = null; // the reply about one
+  #openBest = false; // the head that gave most weight to what was looked for is opened when it is known
   #latest = {grid: null, detail: null, tokens: null};
 
   constructor(root, app) {
@@ -138,6 +139,7 @@ export class AttentionView {
   // look: {ids, title, spans: [{name, range: [begin, end)}]}; the last of the ids is the token that looks
   #lookAt(look) {
     this.#subject = look;
+    this.#openBest = look.spans.length > 0;
     this.promptBox.hidden = true;
     fill(this.subject, h('p', {}, look.title),
       h('button', {type: 'button', class: 'small', on: {click: () => this.#leaveSubject()}}, 'Write a prompt instead'));
@@ -147,6 +149,7 @@ export class AttentionView {
 
   #leaveSubject() {
     this.#subject = null;
+    this.#openBest = false;
     this.subject.hidden = true;
     this.promptBox.hidden = false;
     this.#tokenize();
@@ -211,6 +214,7 @@ export class AttentionView {
   }
 
   #chooseHead(layer, head) {
+    this.#openBest = false;
     this.#setHead(layer, head);
     this.#refreshDetail();
   }
@@ -251,11 +255,12 @@ export class AttentionView {
 
   async #refresh() {
     if (this.#ids.length === 0) return;
-    this.#refreshDetail();
+    if (!this.#openBest) this.#refreshDetail();
     const reply = await this.#ask('grid', '/v1/attention', this.#body({bins: GRID_BINS, peaks: 1, context: 0}), () => this.#refresh());
     if (!reply) return;
     this.#grid = reply;
     this.#drawGrid();
+    if (this.#openBest) this.#chooseHead(this.grid.best.layer, this.grid.best.head);
   }
 
   async #refreshDetail() {

@@ -60,6 +60,11 @@ export class AttentionGrid {
     for (const row of this.ranking.querySelectorAll('tbody tr')) row.classList.toggle('chosen', row.dataset.head === this.#selected);
   }
 
+  // The head that gave most weight to the spans.
+  get best() {
+    return this.#ranked()[0].head;
+  }
+
   rows() {
     const {heads, from, bin_keys: size} = this.#report;
     return [['layer', 'head', 'first_key', 'last_key', 'weight', 'largest', 'prior'],
@@ -93,15 +98,17 @@ export class AttentionGrid {
       svg('path', {d: bars(head.sum, this.#axis), class: `bars class-${this.#classes.get(name) ?? 'other'}`})));
   }
 
+  #ranked() {
+    return this.#report.heads.map((head) => ({head, weight: head.spans.reduce((a, b) => a + b, 0)})).sort((a, b) => b.weight - a.weight);
+  }
+
   #rank(spans) {
     this.ranking.hidden = !this.#report || spans.length === 0;
     if (this.ranking.hidden) return;
-    const ranked = this.#report.heads.map((head) => ({head, weight: head.spans.reduce((a, b) => a + b, 0)}))
-      .sort((a, b) => b.weight - a.weight).slice(0, RANKED);
     fill(this.ranking, h('table', {class: 'runs ranking'}, h('thead', {}, h('tr', {},
       ['', 'Head', 'Class', 'Weight on the key', ...(spans.length > 1 ? spans.map((span) => span.name) : [])]
         .map((text) => h('th', {scope: 'col'}, text)))),
-    h('tbody', {}, ranked.map(({head, weight}, i) => {
+    h('tbody', {}, this.#ranked().slice(0, RANKED).map(({head, weight}, i) => {
       const name = `${head.layer}/${head.head}`;
       return h('tr', {'data-head': name}, h('td', {}, `${i + 1}.`),
         h('td', {}, h('button', {type: 'button', class: 'quiet small', on: {click: () => this.onSelect(head.layer, head.head)}},

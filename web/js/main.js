@@ -1,6 +1,6 @@
 // Tabs, the header's status and shortcuts; each view is a module that is built when it is first opened.
 
-import {connection, getHealth, getJson} from './api.js';
+import {connection, getHealth, getJson, keyRefused} from './api.js';
 import {AttentionView} from './attention.js';
 import {EngineView} from './engine.js';
 import {count, short} from './format.js';
@@ -25,8 +25,8 @@ const app = {
   head: null, // {layer, head}: the one that was chosen last, in whichever view
   look: null, // {ids, title, spans}: what the attention view shall show next
   // /props; fails with an ApiError that the view shows.
-  info() {
-    info ??= getJson('/props').catch((error) => {
+  info(options) {
+    info ??= getJson('/props', options).catch((error) => {
       info = null;
       throw error;
     });
@@ -70,10 +70,14 @@ async function refreshStatus(options = {quiet: true}) {
   const before = byId('status').dataset.state;
   try {
     const health = await getHealth(options);
-    setStatus(health.status, STATES[health.status] ?? health.status);
-    if (health.status === 'loading') byId('model-line').textContent = 'the model is being loaded …';
-    else {
-      const {line, more} = describeModel(await app.info());
+    const show = () => setStatus(health.status, STATES[health.status] ?? health.status);
+    if (health.status === 'loading') {
+      show();
+      byId('model-line').textContent = 'the model is being loaded …';
+    } else {
+      const {line, more} = describeModel(await app.info(options));
+      if (keyRefused()) setStatus('auth', 'needs a key');
+      else show();
       byId('model-line').textContent = line;
       byId('model-line').title = more;
       if (before !== 'ok' && before !== 'connecting') mounted.get(active)?.show?.();
