@@ -20,7 +20,7 @@ def main():
              for arch, least, most, mma, copies, stores, loads, name in slots}
     wrong = []
     print(f"\n{'':7}{'slots':>6}{'budget':>7}{'most':>6}{'mma':>5}{'share':>7}{'regs':>6}{'static':>7}{'dynamic':>8}  kernel")
-    for arch, name, what, copies, stores, loads, most_slots, most_registers, most_static, dynamic in budget:
+    for arch, name, what, copies, stores, loads, most_slots, all_mma, most_registers, most_static, dynamic in budget:
         if not any(row[0] == arch for row in rows):
             continue
         label = f"{arch} {name}, {what}"
@@ -35,6 +35,8 @@ def main():
             continue
         if least is not None and least > int(most_slots):
             wrong.append(f"{label}: {least} issue slots, {most_slots} are allowed")
+        if mma is not None and mma != int(all_mma):
+            wrong.append(f"{label}: {mma} mma, the share of {all_mma} was budgeted")
         if registers > int(most_registers):
             wrong.append(f"{label}: {registers} registers, {most_registers} are allowed")
         if static > int(most_static):

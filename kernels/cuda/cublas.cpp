@@ -87,7 +87,10 @@ struct Cublas::Library {
   cublasHandle_t handle = nullptr;
 
   void check(cublasStatus_t status, const char* call) const {
-    if (status != CUBLAS_STATUS_SUCCESS) throw Error("{}: {}", call, functions.status_string(status));
+    if (status == CUBLAS_STATUS_SUCCESS) return;
+    // The library's status does not tell a lost device from a bad call; a call that does nothing does.
+    bam::cuda::check(cudaFree(nullptr), call);
+    throw Error("{}: {}", call, functions.status_string(status));
   }
   ~Library() {
     if (handle != nullptr) (void)functions.destroy(handle);

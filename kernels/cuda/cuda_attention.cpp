@@ -44,6 +44,7 @@ bool several_spans(const QueryBlock& block) {
 }  // namespace
 
 CudaAttention::~CudaAttention() {
+  backend.settle();
   if (counters) backend.forget(counters.get());
 }
 

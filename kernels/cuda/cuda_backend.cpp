@@ -101,6 +101,7 @@ CudaBackend::~CudaBackend() {
   const auto device = context_.enter();
   graph_.abandon();
   (void)cudaStreamSynchronize(stream_.get());
+  cublas_.reset();  // while its device is current
 }
 
 std::string CudaBackend::description() const {
@@ -146,6 +147,7 @@ void CudaBackend::forget_step() {
 }
 
 CudaBuffer::~CudaBuffer() { backend.settle(); }
+CudaLinear::~CudaLinear() { backend.settle(); }
 
 void CudaBackend::abandon_step() noexcept {
   const auto device = context_.enter();
@@ -181,7 +183,7 @@ std::unique_ptr<DeviceBuffer> CudaBackend::allocate(size_t bytes) {
 
 std::unique_ptr<LinearWeights> CudaBackend::make_linear(std::span<const HostMatrix> parts, DType weight_dtype) {
   const auto device = context_.enter();
-  auto linear = std::make_unique<CudaLinear>();
+  auto linear = std::make_unique<CudaLinear>(*this);
   linear->k = parts.front().cols;
   // Tensor cores multiply numbers of one format: weights take that of the operands.
   linear->dtype = weight_dtype == DType::kI8 || operand_ == DType::kF32 ? weight_dtype : operand_;

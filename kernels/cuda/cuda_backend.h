@@ -39,9 +39,12 @@ struct CudaBuffer final : DeviceBuffer {
 };
 
 struct CudaLinear final : LinearWeights {
+  explicit CudaLinear(CudaBackend& owner) : backend(owner) {}
+  ~CudaLinear() override;
   int64_t in_features() const override { return k; }
   int64_t out_features() const override { return n; }
   size_t size_bytes() const override { return weights.size() + scale.size(); }
+  CudaBackend& backend;
   int64_t k = 0, n = 0, ldk = 0;
   DType dtype = DType::kF16;
   DeviceMemory weights;  // [n, ldk]

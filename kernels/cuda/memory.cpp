@@ -17,6 +17,18 @@ size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) /
 
 double mebibytes(size_t bytes) { return static_cast<double>(bytes) / (1u << 20); }
 
+// What helps, for errors that come from how a machine is set up.
+const char* advice(cudaError_t status) {
+  switch (static_cast<int>(status)) {
+    case 46: return "; another process has the GPU to itself, or its compute mode forbids this one";
+    case 209: return "; this build has no kernels for this GPU: name its architecture in BAM_CUDA_ARCHITECTURES";
+    case 222: return "; only a newer driver can compile the PTX that this build has for this GPU";
+    case 802: return "; with NVSwitch, nvidia-fabricmanager must be running";
+    case 803: return "; the driver was updated and the old one is still loaded: restart the machine";
+    default: return "";
+  }
+}
+
 }  // namespace
 
 bool is_sticky(cudaError_t status) {
@@ -32,9 +44,16 @@ bool is_sticky(cudaError_t status) {
     case cudaErrorInvalidPc:
     case cudaErrorLaunchFailure:
     case cudaErrorUnknown: return true;
-    // Not named by every toolkit that this builds with: NVLink errors, contained errors, leaks of tensor memory, errors
-    // of an external device.
-    default: return status == 220 || (status >= 721 && status <= 726);
+    default: break;
+  }
+  switch (static_cast<int>(status)) {  // not named by every toolkit that this builds with
+    case 220:                          // NVLink
+    case 226:                          // contained: a fault of peer memory or of the device
+    case 709:                          // the context was destroyed
+    case 721:                          // tensor memory was leaked
+    case 810:                          // the MPS server ended this client
+    case 911: return true;             // a device outside of CUDA
+    default: return false;
   }
 }
 
@@ -45,7 +64,7 @@ void check(cudaError_t status, const char* call) {
     throw DeviceLost("the GPU failed and this process cannot use it any more: {} ({}), seen by {}",
                      cudaGetErrorString(status), cudaGetErrorName(status), call);
   }
-  throw Error("CUDA: {} failed: {} ({})", call, cudaGetErrorString(status), cudaGetErrorName(status));
+  throw Error("CUDA: {} failed: {} ({}){}", call, cudaGetErrorString(status), cudaGetErrorName(status), advice(status));
 }
 
 DeviceMemory::DeviceMemory(size_t bytes) : size_(bytes) {

@@ -29,9 +29,9 @@ std::vector<Line> budget() {
     std::stringstream columns(text.substr(3));
     std::vector<std::string> words;
     for (std::string word; std::getline(columns, word, '\t');) words.push_back(word);
-    EXPECT_EQ(words.size(), 10u) << text;
-    lines.push_back({std::stoi(words.at(0)), words.at(1), words.at(2), std::stoul(words.at(7)), std::stoul(words.at(8)),
-                     std::stoul(words.at(9))});
+    EXPECT_EQ(words.size(), 11u) << text;
+    lines.push_back({std::stoi(words.at(0)), words.at(1), words.at(2), std::stoul(words.at(8)), std::stoul(words.at(9)),
+                     std::stoul(words.at(10))});
   }
   return lines;
 }

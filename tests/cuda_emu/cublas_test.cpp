@@ -104,6 +104,36 @@ TEST(CublasGemm, AMissingLibraryIsTold) {
   }
 }
 
+// The manual wants the device of cublasCreate() to be current in cublasDestroy(); the emulation insists on it.
+TEST(CublasGemm, TheLibraryEndsOnItsOwnDevice) {
+  cuda_emu::Config config = cuda_emu::config();
+  config.device_count = 2;
+  const cuda_emu::ScopedConfig scope(config);
+  auto there = std::make_unique<cuda::CudaBackend>(BackendOptions{.device = 1, .operands = "f16", .gemm = "cublas"});
+  cuda_emu_test::check(cudaSetDevice(0));
+  there.reset();
+  int device = -1;
+  cuda_emu_test::check(cudaGetDevice(&device));
+  EXPECT_EQ(device, 0);
+}
+
+TEST(CublasGemm, ALostDeviceIsToldFromABadCall) {
+  const struct Repaired {
+    ~Repaired() {
+      cuda_emu::repair_devices();
+      static_cast<void>(cudaGetLastError());
+    }
+  } repaired;
+  const auto library = with_gemm(DType::kF16, "cublas");
+  const auto w = random_floats(16 * 64, 2);
+  const HostMatrix matrix = cuda_test::host_matrix(w, 16, 64);
+  const auto weights = library->make_linear({&matrix, 1}, DType::kF16);
+  const auto x = library->allocate(2 * 64 * sizeof(uint16_t)), out = library->allocate(2 * 16 * sizeof(float));
+  cuda_emu::break_device(0, cudaErrorIllegalAddress);
+  EXPECT_THROW(library->linear_logits(*weights, library->operand_rows(*x, 2, 64), library->float_rows(*out, 2, 16)),
+               DeviceLost);
+}
+
 // The whole model, with steps recorded as graphs.
 TEST(CublasGemm, AModelGivesTheTokensOfTheCpu) {
   const reference::TestCheckpoint checkpoint(reference::all_variants().front().spec);

@@ -149,6 +149,11 @@ TEST(LostDevice, IsTellingFromTheFirstErrorOn) {
                                   cudaErrorAssert, cudaErrorUnknown}) {
     EXPECT_THROW(cuda::check(error, "a call"), DeviceLost);
   }
+  // NVLink, contained faults, a context that was destroyed, tensor memory, a client that MPS ended, an external device:
+  // the toolkit says of each that the process must end. Older toolkits do not name all of them.
+  for (const int error : {220, 226, 709, 721, 810, 911}) {
+    EXPECT_THROW(cuda::check(static_cast<cudaError_t>(error), "a call"), DeviceLost) << error;
+  }
   for (const cudaError_t error :
        {cudaErrorMemoryAllocation, cudaErrorInvalidValue, cudaErrorStreamCaptureUnsupported}) {
     EXPECT_THROW(
@@ -161,6 +166,44 @@ TEST(LostDevice, IsTellingFromTheFirstErrorOn) {
         },
         Error);
   }
+}
+
+TEST(SetUpErrors, SayWhatHelps) {
+  const std::pair<int, const char*> cases[] = {{46, "compute mode"},
+                                               {209, "BAM_CUDA_ARCHITECTURES"},
+                                               {222, "newer driver"},
+                                               {802, "fabricmanager"},
+                                               {803, "restart"}};
+  for (const auto& [error, words] : cases) {
+    try {
+      cuda::check(static_cast<cudaError_t>(error), "a call");
+      ADD_FAILURE() << error;
+    } catch (const Error& told) {
+      EXPECT_EQ(dynamic_cast<const DeviceLost*>(&told), nullptr) << error;
+      EXPECT_NE(std::string(told.what()).find(words), std::string::npos) << told.what();
+    }
+  }
+}
+
+// A step of few rows is written down and runs when it is read: what it uses may not go before.
+TEST(RecordedStep, RunsBeforeItsWeightsGo) {
+  const auto run = [](bool drop) {
+    const auto backend = make_cuda();
+    const auto table = cuda_test::random_floats(4 * 64, 1), w = cuda_test::random_floats(16 * 64, 2);
+    const HostMatrix matrix = cuda_test::host_matrix(w, 16, 64);
+    auto weights = backend->make_linear({&matrix, 1}, DType::kF16);
+    const auto norm = backend->make_vector(std::vector<float>(64, 1.0f));
+    const auto x = backend->allocate(2 * 64 * sizeof(float)), y = backend->allocate(2 * 64 * sizeof(uint16_t)),
+               out = backend->allocate(2 * 16 * sizeof(float));
+    backend->embed(cuda_test::host_matrix(table, 4, 64), std::vector<int32_t>{3, 1}, backend->float_rows(*x, 2, 64));
+    backend->rms_norm(backend->float_rows(*x, 2, 64), *norm, 1e-5f, backend->operand_rows(*y, 2, 64));
+    const uint64_t before = cuda_emu::statistics().graph_launches;
+    backend->linear_logits(*weights, backend->operand_rows(*y, 2, 64), backend->float_rows(*out, 2, 16));
+    EXPECT_EQ(cuda_emu::statistics().graph_launches, before) << "this test needs a step that is written down";
+    if (drop) weights.reset();
+    return cuda_test::floats(*backend, *out, 32);
+  };
+  EXPECT_EQ(run(true), run(false));
 }
 
 // Any allocation of a step may fail. The step ends with an error; the next one computes what it should.

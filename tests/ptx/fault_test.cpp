@@ -229,7 +229,7 @@ TEST_F(SeededFault, TooMuchSharedMemory) {
   const std::string text =
       broken(text_of("attention_mma.ptx"), kHalf, R"((\.shared \.align 8 \.b8 \S*run)\[\d+\])", "$1[160000]");
   ASSERT_NE(text, "");
-  EXPECT_TRUE(mentions(outcome(attend_short, text).fault, "bytes of shared memory in a block"));
+  EXPECT_TRUE(mentions(outcome(attend_short, text).fault, "shared memory in a block"));
 }
 
 }  // namespace

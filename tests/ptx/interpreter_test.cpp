@@ -217,6 +217,8 @@ TEST(PtxMemory, RefusesAddressesOutsideOfEverything) {
                        "thread 31 writes 4 bytes of shared memory"));
   EXPECT_TRUE(
       mentions(fault_of([] { run("mov.u32 %r1, 0;", {.dynamic_shared = 200 * 1024}); }), "bytes of shared memory"));
+  EXPECT_TRUE(
+      mentions(fault_of([] { run(".shared .align 4 .b8 a[49156]; mov.u32 %r1, a;"); }), "static shared memory"));
 }
 
 TEST(PtxMemory, AtomicsDoNotLoseUpdates) {

@@ -12,6 +12,13 @@ namespace ptx {
 
 using cuda_emu::Fault;
 
+namespace {
+
+// What a kernel may declare, on every device; more must be dynamic.
+constexpr uint64_t kMostStaticShared = 48 * 1024;
+
+}  // namespace
+
 void Machine::run(const Module& module, const Function& function, const Launch& launch) {
   module_ = &module;
   function_ = &function;
@@ -23,6 +30,10 @@ void Machine::run(const Module& module, const Function& function, const Launch& 
   if (static_cast<int>(threads_) > function.max_threads) {
     throw Fault(fmt::format("{}: a block of {} threads, the kernel was compiled for {}", function.name, threads_,
                             function.max_threads));
+  }
+  if (function.static_shared > kMostStaticShared) {
+    throw Fault(fmt::format("{}: {} bytes of static shared memory in a block, a kernel may have {}", function.name,
+                            function.static_shared, kMostStaticShared));
   }
   if (function.static_shared + launch.dynamic_shared > launch.shared_limit) {
     throw Fault(fmt::format("{}: {} + {} bytes of shared memory in a block, the device has {}", function.name,

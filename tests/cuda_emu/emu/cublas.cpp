@@ -6,12 +6,14 @@
 #include <cstring>
 
 #include "tests/cuda_emu/emu/config.h"
+#include "tests/cuda_emu/emu/fault.h"
 #include "tests/cuda_emu/emu/gemm.h"
 #include "tests/cuda_emu/emu/runtime.h"
 
 struct cublasContext {
   cudaStream_t stream = nullptr;
   bool own_workspace = false;
+  int device = cuda_emu::current_device();
 };
 struct cublasLtContext {};
 struct cublasLtMatmulDescOpaque_t {
@@ -80,7 +82,12 @@ const char* cublasGetStatusName(cublasStatus_t status) {
 const char* cublasGetStatusString(cublasStatus_t status) { return cublasGetStatusName(status); }
 
 cublasStatus_t cublasCreate(cublasHandle_t* handle) { return create(handle); }
-cublasStatus_t cublasDestroy(cublasHandle_t handle) { return destroy(handle); }
+cublasStatus_t cublasDestroy(cublasHandle_t handle) {
+  if (handle->device != cuda_emu::current_device()) {
+    throw cuda_emu::Fault("cublasDestroy on another device than cublasCreate");
+  }
+  return destroy(handle);
+}
 cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream) {
   handle->stream = stream;
   handle->own_workspace = false;  // back to the library's pool, says its manual
@@ -96,6 +103,7 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transa, cub
                             int k, const void* alpha, const void* a, cudaDataType_t a_type, int lda, const void* b,
                             cudaDataType_t b_type, int ldb, const void* beta, void* c, cudaDataType_t c_type, int ldc,
                             cublasComputeType_t compute, cublasGemmAlgo_t) {
+  if (cuda_emu::device_status(handle->device) != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
   const bool ta = transa != CUBLAS_OP_N, tb = transb != CUBLAS_OP_N;
   const cuda_emu::Gemm gemm{{a, a_type, ta ? k : m, ta ? m : k, lda, ta},
                             {b, b_type, tb ? n : k, tb ? k : n, ldb, tb},
