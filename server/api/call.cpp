@@ -5,8 +5,8 @@
 namespace bam {
 
 HttpReply Call::error_reply(const ApiError& error) {
-  const bool own_shape = route && route->error_body;
-  HttpReply reply{.status = error.status, .body = own_shape ? route->error_body(error) : error.to_json()};
+  const ErrorBody spelled = route ? route->error_body : error_body_beside(path);
+  HttpReply reply{.status = error.status, .body = spelled ? spelled(error) : error.to_json()};
   if (error.retry_after_s > 0) reply.headers.emplace_back("retry-after", std::to_string(error.retry_after_s));
   if (error.final) reply.headers.emplace_back("x-should-retry", "false");
   if (error.status == 401) {

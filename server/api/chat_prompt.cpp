@@ -40,6 +40,11 @@ ApiResult<std::string> render_chat(const ServingModel& model, std::vector<ChatMe
     return ApiError::invalid("'continue_final_message' and 'add_generation_prompt' cannot both be true.",
                              "continue_final_message");
   }
+  if (!model.chat_template->knows_developers()) {  // OpenAI's newer name of the system
+    for (ChatMessage& message : messages) {
+      if (message.role == "developer") message.role = "system";
+    }
+  }
   write_out_tools(*model.chat_template, tools, messages);
   auto rendered = model.chat_template->render(
       messages, {.bos_token = model.tokenizer.bos_token(),

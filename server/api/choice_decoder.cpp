@@ -49,7 +49,7 @@ ChoiceDecoder::ChoiceDecoder(const Tokenizer& tokenizer, const DecodeOptions& op
       matcher_(options.stop),
       decoded_(first_offset),
       released_(first_offset) {
-  if (options.tool_calls) tool_calls_.emplace();
+  if (options.tool_calls) tool_calls_.emplace(options.only_tool_calls);
 }
 
 const char* ChoiceDecoder::finish_reason() const {

@@ -41,6 +41,7 @@ struct DecodeOptions {
   std::vector<int32_t> stop_ids;  // EOS ids (unless ignored) and the request's stop_token_ids
   std::vector<int32_t> eos_ids;   // those of stop_ids that are EOS: no stop_reason
   bool tool_calls = false;        // the text may have calls of tools
+  bool only_tool_calls = false;   // and has nothing else
 };
 
 // null: EOS or length; a stop string; a stop token id.

@@ -73,14 +73,15 @@ std::vector<ReplyPart> parts_of(const ChoiceReply& choice) {
   return parts;
 }
 
-Json logprobs_of(const Tokenizer& tokenizer, TokenRecords tokens, size_t num_top) {
-  const auto describe = [&tokenizer](int32_t id, float logprob) -> Json {
-    Json bytes = Json::array();
+Json logprobs_of(const Tokenizer& tokenizer, TokenRecords tokens, size_t num_top, bool with_ids) {
+  const auto describe = [&tokenizer, with_ids](int32_t id, float logprob) {
+    Json entry = Json::object(), bytes = Json::array();
     for (const char c : tokenizer.token_bytes(id)) bytes.push_back(static_cast<int>(static_cast<unsigned char>(c)));
-    return {{"id", id},
-            {"token", token_text(tokenizer, id)},
-            {"bytes", std::move(bytes)},
-            {"logprob", std::max(logprob, -9999.0f)}};
+    if (with_ids) entry["id"] = id;
+    entry["token"] = token_text(tokenizer, id);
+    entry["bytes"] = std::move(bytes);
+    entry["logprob"] = std::max(logprob, -9999.0f);
+    return entry;
   };
   Json list = Json::array();
   for (const TokenRecord& token : tokens) {

@@ -54,8 +54,8 @@ struct ReplyPart {
   std::optional<ToolCallDelta> call;  // of a call, whole
 };
 std::vector<ReplyPart> parts_of(const ChoiceReply& choice);
-// [{id, token, bytes, logprob, top_logprobs}]
-Json logprobs_of(const Tokenizer& tokenizer, TokenRecords tokens, size_t num_top);
+// [{token, bytes, logprob, top_logprobs}], each with its id for llama.cpp's clients.
+Json logprobs_of(const Tokenizer& tokenizer, TokenRecords tokens, size_t num_top, bool with_ids = false);
 // The arguments as an object; {} where they were cut off.
 Json arguments_of(const ToolCallDelta& call);
 

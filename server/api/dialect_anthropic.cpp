@@ -6,6 +6,7 @@
 #include "server/api/chat_prompt.h"
 #include "server/api/dialect.h"
 #include "server/api/handlers.h"
+#include "server/api/prepare.h"
 
 namespace bam {
 
@@ -297,7 +298,8 @@ std::string anthropic_error(const ApiError& error) {
 void handle_messages(ServerContext& context, CallPtr call) {
   auto body = read_body(*call);
   if (!body) return;
-  if (!body->contains("max_tokens")) return call->reply(ApiError::invalid("'max_tokens' is missing.", "max_tokens"));
+  if (body->value("max_tokens", Json()).is_null())
+    return call->reply(ApiError::invalid("'max_tokens' is missing.", "max_tokens"));
   if (const auto error = translate(*body)) return call->reply(*error);
   start_dialect(context, std::move(call), *body, ApiKind::kChat,
                 {.id_prefix = "msg_",
@@ -312,6 +314,7 @@ void handle_count_tokens(ServerContext& context, CallPtr call) {
   if (const auto error = translate(*body)) return call->reply(*error);
   const auto request = parse_generation_request(*body, ApiKind::kChat, model.defaults);
   if (!request) return call->reply(request.error());
+  if (const auto error = check_model(context, request->model)) return call->reply(*error);
   auto prompt = render_chat(model, request->messages, request->tools, request->chat);
   if (!prompt) return call->reply(prompt.error());
   const size_t count = model.tokenizer.encode(*prompt, false, true).size();

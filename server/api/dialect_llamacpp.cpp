@@ -35,7 +35,7 @@ class LlamaCppWriter final : public ReplyWriter {
                  {"id_slot", -1},
                  {"tokens_predicted", usage.completion_tokens},
                  {"tokens_evaluated", usage.prompt_tokens}};
-    if (num_probs_ > 0) json["completion_probabilities"] = logprobs_of(tokenizer_, delta.tokens, num_probs_);
+    if (num_probs_ > 0) json["completion_probabilities"] = logprobs_of(tokenizer_, delta.tokens, num_probs_, true);
     return event(json);
   }
   std::string finish(int32_t index, const char* reason, const StopReason& stop, const Usage& usage) override {
@@ -65,7 +65,7 @@ class LlamaCppWriter final : public ReplyWriter {
         list.push_back(last(choice.index, std::string(choice.text), ids_of(choice.tokens), choice.finish_reason,
                             choice.stop_reason, usage));
         if (num_probs_ > 0)
-          list.back()["completion_probabilities"] = logprobs_of(tokenizer_, choice.tokens, num_probs_);
+          list.back()["completion_probabilities"] = logprobs_of(tokenizer_, choice.tokens, num_probs_, true);
       }
       out += dump_json(list.size() == 1 ? list.front() : list);
       return false;

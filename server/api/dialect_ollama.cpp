@@ -9,6 +9,7 @@
 #include "server/api/dialect.h"
 #include "server/api/dialect_ollama.h"
 #include "server/api/handlers.h"
+#include "server/api/prepare.h"
 
 namespace bam {
 
@@ -181,8 +182,19 @@ void start_ollama(ServerContext& context, CallPtr call, Json body, ApiKind kind,
                              {"response_format", "format"}}});
 }
 
+// 404 in the words that Ollama's clients know.
+std::optional<ApiError> check_name(const ServerContext& context, const Json& body) {
+  const Json name = body.value("model", Json());
+  if (!name.is_string() || name == "") return std::nullopt;
+  if (!check_model(context, name.get<std::string>())) return std::nullopt;
+  return ApiError::not_found(fmt::format("model '{}' not found", name.get<std::string>().substr(0, 200)),
+                             "model_not_found");
+}
+
 // Ollama's clients load a model by asking for nothing.
-void reply_loaded(const ServerContext& context, Call& call, const Json& body, bool chat) {
+void reply_loaded(const ServerContext& context, Call& call, Json body, bool chat) {
+  translate_model(body);
+  if (const auto error = check_name(context, body)) return call.reply(*error);
   Json json = {{"model", context.config.served_model_names.front()}, {"created_at", utc_time(std::time(nullptr))}};
   if (chat) {
     json["message"] = {{"role", "assistant"}, {"content", ""}};
@@ -256,13 +268,17 @@ void handle_ollama_generate(ServerContext& context, CallPtr call) {
       return call->reply(ApiError::invalid(fmt::format("'{}' is not supported.", key), key));
     }
   }
-  const Json raw = take(*body, "raw");
-  Json system = take(*body, "system");
-  if (raw == true || !model.chat_template) {
+  FieldReader fields(*body);
+  const bool raw = fields.boolean("raw").value_or(false);
+  const std::string system = fields.text("system", limits::kMaxTokens).value_or("");
+  if (!fields.ok()) return call->reply(ApiError::invalid(fields.error()));
+  for (const char* key : {"raw", "system"}) body->erase(key);
+  if (raw || !model.chat_template) {
     return start_ollama(context, std::move(call), *body, ApiKind::kCompletion, false);
   }
+  if (body->contains("messages")) return call->reply(ApiError::invalid("'messages' are for /api/chat.", "messages"));
   Json messages = Json::array();
-  if (system.is_string() && system != "") messages.push_back({{"role", "system"}, {"content", std::move(system)}});
+  if (!system.empty()) messages.push_back({{"role", "system"}, {"content", system}});
   messages.push_back({{"role", "user"}, {"content", take(*body, "prompt")}});
   (*body)["messages"] = std::move(messages);
   start_ollama(context, std::move(call), *body, ApiKind::kChat, false);
@@ -291,18 +307,14 @@ void handle_ollama_show(ServerContext& context, CallPtr call) {
   if (!body) return;
   rename(*body, "name", "model");
   translate_model(*body);
-  const auto& names = context.config.served_model_names;
   const Json name = body->value("model", Json());
-  if (!name.is_string()) return call->reply(ApiError::invalid("'model' is missing.", "model"));
-  if (std::find(names.begin(), names.end(), name.get<std::string>()) == names.end()) {
-    return call->reply(ApiError::not_found(fmt::format("model '{}' not found", name.get<std::string>().substr(0, 200)),
-                                           "model_not_found"));
-  }
+  if (!name.is_string() || name == "") return call->reply(ApiError::invalid("'model' is missing.", "model"));
+  if (const auto error = check_name(context, *body)) return call->reply(*error);
   const ModelConfig& config = model.engine.model_config();
   Json capabilities = {"completion", "embedding"};
   if (model.chat_template) capabilities.push_back("tools");
   call->reply_json(dump_json(
-      {{"modelfile", fmt::format("FROM {}\n", names.front())},
+      {{"modelfile", fmt::format("FROM {}\n", context.config.served_model_names.front())},
        {"parameters", fmt::format("temperature {:g}\ntop_p {:g}", model.defaults.temperature, model.defaults.top_p)},
        {"template", model.tokenizer.chat_template()},
        {"modified_at", utc_time(model.created)},

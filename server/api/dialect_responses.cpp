@@ -42,7 +42,7 @@ ApiResult<Json> messages_of(const Json& items, Json messages) {
       const Json role = item.value("role", Json());
       if (!role.is_string()) return refuse("needs a 'role'.");
       if (!text) return refuse("must have text as its content; this model reads text only.");
-      messages.push_back({{"role", role == "developer" ? Json("system") : role}, {"content", *text}});
+      messages.push_back({{"role", role}, {"content", *text}});
     } else if (type == "function_call") {
       Json call = {
           {"id", item.value("call_id", Json(""))},
@@ -119,7 +119,21 @@ std::optional<ApiError> refuse_unknown(const Json& body) {
       return ApiError::invalid(fmt::format("'{}' is not supported by /v1/responses.", key), key);
     }
   }
+  if (body.contains("messages")) return ApiError::invalid("'messages' are called 'input' here.", "messages");
   return std::nullopt;
+}
+
+// What is not used but repeated in the reply, where clients rely on its type.
+std::optional<ApiError> check_repeated(const Json& body) {
+  FieldReader in(body);
+  static constexpr std::pair<std::string_view, bool> kTruncations[] = {{"auto", true}, {"disabled", false}};
+  in.choice<bool>("truncation", kTruncations);
+  in.text("user", limits::kModelBytes);
+  if (const Json* metadata = in.object("metadata")) {
+    const bool texts = std::ranges::all_of(*metadata, [](const Json& value) { return value.is_string(); });
+    if (!texts) in.fail("metadata", "'metadata' must be an object of texts.");
+  }
+  return in.ok() ? std::nullopt : std::optional(ApiError::invalid(in.error()));
 }
 
 // What the reply repeats of the request.
@@ -197,19 +211,23 @@ class ResponsesWriter final : public ReplyWriter {
     reason_ = reason;
     std::string out;
     if (items_.empty()) out += open_message();
-    return out + close_item(status());
+    return out + close_item(item_status());
   }
 
   std::string end(const Usage& usage) override {
     Json done = response(status(), usage_json(usage));
     keep(done);
-    return event(std::string("response.") + status(), {{"response", std::move(done)}});
+    return event(std::string("response.") + item_status(), {{"response", std::move(done)}});
   }
 
   std::string error(const ApiError& error) override {
     std::string out = begun_ ? std::string() : begin(0, {});
     Json failed = response("failed", Json());
-    failed["error"] = {{"code", error.code.empty() ? "server_error" : error.code}, {"message", error.message}};
+    // Clients have a closed list of codes.
+    const char* code = error.status == 429   ? "rate_limit_exceeded"
+                       : error.status == 400 ? "invalid_prompt"
+                                             : "server_error";
+    failed["error"] = {{"code", code}, {"message", error.message}};
     return out + event("response.failed", {{"response", std::move(failed)}});
   }
 
@@ -221,7 +239,7 @@ class ResponsesWriter final : public ReplyWriter {
         if (!part.call) items_.back()["content"][0]["logprobs"] = logprobs_json(choice.tokens);
         items_.back()["status"] = "completed";
       }
-      items_.back()["status"] = status();
+      items_.back()["status"] = item_status();
       const Json done = response(status(), usage_json(usage));
       keep(done);
       out += dump_json(done);
@@ -230,11 +248,12 @@ class ResponsesWriter final : public ReplyWriter {
   }
 
  private:
-  const char* status() const { return reason_ == "length" || reason_ == "abort" ? "incomplete" : "completed"; }
+  const char* item_status() const { return reason_ == "length" || reason_ == "abort" ? "incomplete" : "completed"; }
+  const char* status() const { return reason_ == "abort" ? "cancelled" : item_status(); }
 
   static Json usage_json(const Usage& usage) {
     return {{"input_tokens", usage.prompt_tokens},
-            {"input_tokens_details", {{"cached_tokens", usage.cached_tokens}}},
+            {"input_tokens_details", {{"cached_tokens", usage.cached_tokens}, {"cache_write_tokens", 0}}},
             {"output_tokens", usage.completion_tokens},
             {"output_tokens_details", {{"reasoning_tokens", 0}}},
             {"total_tokens", usage.prompt_tokens + usage.completion_tokens}};
@@ -311,9 +330,7 @@ class ResponsesWriter final : public ReplyWriter {
                  {"status", status},
                  {"error", nullptr}};
     json["incomplete_details"] = Json();
-    if (std::string_view(status) == "incomplete") {
-      json["incomplete_details"] = {{"reason", reason_ == "length" ? "max_output_tokens" : "cancelled"}};
-    }
+    if (std::string_view(status) == "incomplete") json["incomplete_details"] = {{"reason", "max_output_tokens"}};
     json["model"] = meta_.model;
     json["output"] = items_;
     json.update(settings_);
@@ -339,13 +356,6 @@ class ResponsesWriter final : public ReplyWriter {
   std::string reason_;
   int64_t next_sequence_ = 0;
 };
-
-ApiError no_response(const std::string& id) {
-  return ApiError::not_found(
-      fmt::format("There is no response '{}' here: it was never stored, or it had to make room, or it was deleted.",
-                  id.substr(0, 200)),
-      "response_not_found");
-}
 
 // include: ["message.output_text.logprobs"] is chat's logprobs; top_logprobs says how many alternatives.
 std::optional<size_t> translate_logprobs(Json& body) {
@@ -374,6 +384,7 @@ void handle_responses(ServerContext& context, CallPtr call) {
   auto body = read_body(*call);
   if (!body) return;
   if (const auto error = refuse_unknown(*body)) return call->reply(*error);
+  if (const auto error = check_repeated(*body)) return call->reply(*error);
   Json settings = settings_of(*body);
   auto items = items_of(take(*body, "input"));
   if (!items) return call->reply(items.error());
@@ -417,7 +428,7 @@ void handle_responses(ServerContext& context, CallPtr call) {
   for (const char* key : {"stream_options", "metadata", "background"}) body->erase(key);
   start_dialect(
       context, std::move(call), *body, ApiKind::kChat,
-      {.id_prefix = "resp_",
+      {.id_prefix = kResponseIdPrefix,
        .make_writer =
            [&tokenizer, settings = std::move(settings), keeping = std::move(keeping), num_top](const ReplyMeta& meta) {
              return std::make_unique<ResponsesWriter>(tokenizer, meta, settings, keeping, num_top);
@@ -426,39 +437,6 @@ void handle_responses(ServerContext& context, CallPtr call) {
                    {"response_format.json_schema", "text.format"},
                    {"response_format", "text.format"},
                    {"messages", "input"}}});
-}
-
-void handle_response(ServerContext& context, CallPtr call) {
-  const auto stored = context.responses.find(call->caller.tenant, call->path_parameter);
-  if (!stored) return call->reply(no_response(call->path_parameter));
-  call->reply_json(stored->body);
-}
-
-void handle_response_input(ServerContext& context, CallPtr call) {
-  const auto stored = context.responses.find(call->caller.tenant, call->path_parameter);
-  if (!stored) return call->reply(no_response(call->path_parameter));
-  Json items = Json::array();
-  for (size_t i = 0; i < stored->input.size(); ++i) {
-    Json item = stored->input[i];
-    if (!item.contains("type")) item["type"] = "message";
-    if (!item.contains("id")) item["id"] = fmt::format("in_{}_{}", call->path_parameter, i);
-    if (item.contains("content") && item["content"].is_string()) {
-      const bool own = item.value("role", Json()) == "assistant";
-      Json part = {{"type", own ? "output_text" : "input_text"}, {"text", item["content"]}};
-      if (own) part["annotations"] = Json::array();
-      item["content"] = Json::array({std::move(part)});
-    }
-    items.push_back(std::move(item));
-  }
-  const Json first = items.empty() ? Json() : items.front()["id"], last = items.empty() ? Json() : items.back()["id"];
-  call->reply_json(dump_json(
-      {{"object", "list"}, {"data", std::move(items)}, {"first_id", first}, {"last_id", last}, {"has_more", false}}));
-}
-
-void handle_response_delete(ServerContext& context, CallPtr call) {
-  if (!context.responses.erase(call->caller.tenant, call->path_parameter))
-    return call->reply(no_response(call->path_parameter));
-  call->reply_json(dump_json({{"id", call->path_parameter}, {"object", "response"}, {"deleted", true}}));
 }
 
 }  // namespace bam

@@ -58,8 +58,11 @@ void handle_batch_cancel(ServerContext& context, CallPtr call);
 
 // dialect_responses.cpp: OpenAI's responses
 void handle_responses(ServerContext& context, CallPtr call);
+
+// handlers_responses.cpp: stored ones
 void handle_response(ServerContext& context, CallPtr call);
 void handle_response_input(ServerContext& context, CallPtr call);
+void handle_response_cancel(ServerContext& context, CallPtr call);
 void handle_response_delete(ServerContext& context, CallPtr call);
 
 // dialect_anthropic.cpp

@@ -15,13 +15,17 @@ struct Upload {
   bool has_file = false;
 };
 
-// The value of name="…" in a header of a part.
-std::string quoted_value(std::string_view header, std::string_view name) {
-  const std::string key = fmt::format(" {}=\"", name);
-  const size_t at = header.find(key);
-  if (at == std::string_view::npos) return {};
-  const size_t begin = at + key.size(), end = header.find('"', begin);
-  return end == std::string_view::npos ? std::string() : std::string(header.substr(begin, end - begin));
+// The value of name="…" in a header of a part; .NET leaves the quotes out.
+std::string parameter(std::string_view header, std::string_view name) {
+  const std::string key = fmt::format("{}=", name);
+  for (size_t at = header.find(key); at != std::string_view::npos; at = header.find(key, at + 1)) {
+    if (at == 0 || (header[at - 1] != ' ' && header[at - 1] != ';')) continue;
+    const std::string_view value = header.substr(at + key.size());
+    if (!value.starts_with('"')) return std::string(value.substr(0, value.find_first_of("; \r\n")));
+    const size_t end = value.find('"', 1);
+    return end == std::string_view::npos ? std::string() : std::string(value.substr(1, end - 1));
+  }
+  return {};
 }
 
 // multipart/form-data as browsers and SDKs send it.
@@ -45,10 +49,10 @@ ApiResult<Upload> read_form(std::string_view type, std::string_view body) {
     const std::string_view head = body.substr(2, head_end - 2);
     const std::string_view content =
         end < head_end + 4 ? std::string_view() : body.substr(head_end + 4, end - head_end - 4);
-    const std::string field = quoted_value(head, "name");
+    const std::string field = parameter(head, "name");
     if (field == "purpose") upload.purpose = content.substr(0, 64);
     if (field == "file") {
-      upload.filename = quoted_value(head, "filename").substr(0, 255);
+      upload.filename = parameter(head, "filename").substr(0, 255);
       upload.content = content;
       upload.has_file = true;
     }

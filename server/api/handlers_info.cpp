@@ -17,7 +17,8 @@ Json model_json(const ServerContext& context, const ServingModel& model, const s
           {"object", "model"},
           {"created", model.created},
           {"owned_by", "bam"},
-          {"type", "model"},  // this and the next two are for clients of /v1/messages
+          {"type", "model"},  // this and the next three are for clients of /v1/messages
+          {"lifecycle", "active"},
           {"display_name", name},
           {"created_at", utc_time(model.created)},
           {"root", context.config.served_model_names.front()},

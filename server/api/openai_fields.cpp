@@ -290,7 +290,7 @@ FieldTable<GenerationRequest> make_fields() {
       {"max_tokens", kAnyGeneration, Kinds::integer(0, kMany, BAM_MEMBER(max_tokens)),
        "default 16 for completions; for chat max_new_tokens of generation_config.json, else --default-max-tokens; 0 is allowed with echo",
        {"max_completion_tokens"}},
-      {"min_tokens", kAnyGeneration, Kinds::integer(0, kMany, BAM_MEMBER(engine.sampling.min_tokens)), "no end before so many"},
+      {"min_tokens", kAnyGeneration, Kinds::integer(0, kMany, BAM_MEMBER(engine.sampling.min_tokens)), "no end before so many; the text of a constraint that is complete ends all the same"},
       {"n", kAnyGeneration, Kinds::integer(1, limits::kChoices, BAM_MEMBER(engine.n)), "choices per prompt"},
       {"best_of", kAnyGeneration, Kinds::integer(1, limits::kChoices, BAM_MEMBER(best_of)), "must equal n: choices are not ranked"},
 

@@ -35,6 +35,7 @@ const std::map<std::string, Bodies>& bodies_by_path() {
       {"/v1/responses", {"ResponsesRequest", "Response", kJson, kEvents, "ResponsesEvent"}},
       {"/v1/responses/{id}", {nullptr, "Response"}},
       {"DELETE /v1/responses/{id}", {nullptr, "Deleted"}},
+      {"/v1/responses/{id}/cancel", {nullptr, "Response"}},
       {"/v1/responses/{id}/input_items", {nullptr, "ResponseItems"}},
       {"/v1/messages", {"MessagesRequest", "AnthropicReply", kJson, kEvents, "MessagesEvent"}},
       {"/v1/messages/count_tokens", {"CountTokensRequest", "TokenCount"}},
@@ -116,6 +117,7 @@ void add_errors(const Route& route, const Bodies& bodies, Json& responses) {
     add("429", "The queue is full; see Retry-After");
     add("500", "The engine failed on this request");
   }
+  if (route.path.starts_with("/v1/responses/{id}")) add("400", "A stored response is complete");
   if (route.path == "/v1/stream/{id}") {
     add("400", "No such event");
     add("410", "That event is not kept any more");
@@ -191,7 +193,7 @@ std::string openapi_document(const std::string& version) {
     paths[route.path][lower_case(route.method)] = operation(route, it->second);
   }
   Json document;
-  document["openapi"] = "3.1.0";
+  document["openapi"] = "3.2.0";
   document["info"] = {{"title", "bam"},
                       {"version", version},
                       {"description",

@@ -4,8 +4,8 @@
 
 namespace bam {
 
-// The OpenAPI 3.1 description of every route, made from the route table and the schemas in openapi_*.cpp; what a
-// stream sends stands in itemSchema, as in OpenAPI 3.2.
+// The OpenAPI 3.2 description of every route, made from the route table and the schemas in openapi_*.cpp; what a
+// stream sends stands in itemSchema.
 std::string openapi_document(const std::string& version);
 
 // Component schemas as JSON text, by name.

@@ -25,10 +25,11 @@ const char* openapi_dialect_schemas() {
 "string"}}, "required": ["type", "call_id", "name", "arguments"]}, {"type": "object", "properties": {"type": {"const": "function_call_output"},
 "call_id": {"type": "string"}, "output": {"type": "string"}}, "required": ["type", "call_id", "output"]}]},
 "Response": {"type": "object", "properties": {"id": {"type": "string"}, "object": {"const": "response"}, "created_at": {"type": "integer"},
-"status": {"enum": ["completed", "incomplete"]}, "model": {"type": "string"}, "output": {"type": "array", "minItems": 1, "items": {"type":
+"status": {"enum": ["completed", "incomplete", "cancelled"]}, "model": {"type": "string"}, "output": {"type": "array", "items": {"type":
 "object", "properties": {"type": {"enum": ["message", "function_call"]}, "id": {"type": "string"}}, "required": ["type", "id", "status"]}},
-"usage": {"type": "object", "properties": {"input_tokens": {"type": "integer"}, "output_tokens": {"type": "integer"}, "total_tokens": {"type":
-"integer"}}, "required": ["input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details", "total_tokens"]}}, "required": ["id",
+"usage": {"anyOf": [{"type": "object", "properties": {"input_tokens": {"type": "integer"}, "output_tokens": {"type": "integer"}, "total_tokens":
+{"type": "integer"}}, "required": ["input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details", "total_tokens"]}, {"type":
+"null"}]}}, "required": ["id",
 "object", "created_at", "status", "error", "incomplete_details", "model", "output", "usage"]},
 "ResponseItems": {"type": "object", "properties": {"object": {"const": "list"}, "data": {"type": "array", "items": {"type": "object"}},
 "has_more": {"type": "boolean"}}, "required": ["object", "data", "has_more"]},

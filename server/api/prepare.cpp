@@ -1,6 +1,7 @@
 #include "server/api/prepare.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include <fmt/format.h>
 
@@ -12,14 +13,6 @@
 namespace bam {
 
 namespace {
-
-std::optional<ApiError> check_model(const ServerContext& context, const GenerationRequest& request) {
-  const auto& names = context.config.served_model_names;
-  if (!request.model || std::find(names.begin(), names.end(), *request.model) != names.end()) return std::nullopt;
-  return ApiError::not_found(
-      fmt::format("The model '{}' does not exist; this server has '{}'.", request.model->substr(0, 200), names.front()),
-      "model_not_found");
-}
 
 std::optional<ApiError> check_priority(const ServerContext& context, const Caller& caller,
                                        const GenerationRequest& request) {
@@ -77,24 +70,35 @@ std::optional<ApiError> compile_constraint(const ServingModel& model, Generation
   return std::nullopt;
 }
 
+bool is_never(const std::pair<int32_t, float>& bias) { return std::isinf(bias.second) && bias.second < 0; }
+
 void filter_tokens(const ServingModel& model, GenerationRequest& request) {
   if (!request.allowed_token_ids.empty()) request.constraint_fields.emplace_back("allowed_token_ids");
   if (!request.bad_words.empty()) request.constraint_fields.emplace_back("bad_words");
-  if (request.allowed_token_ids.empty() && request.bad_words.empty()) return;
-  TokenFilter filter{.allowed = std::move(request.allowed_token_ids)};
-  for (const std::string& word : request.bad_words) {
-    for (auto& tokens : spellings(model.tokenizer, word)) filter.bad_tokens.push_back(std::move(tokens));
+  if (std::ranges::any_of(request.engine.sampling.logit_bias, is_never)) {
+    request.constraint_fields.emplace_back("logit_bias");
   }
-  request.engine.constraint = filtered_constraint(std::move(request.engine.constraint), std::move(filter));
+  if (request.allowed_token_ids.empty() && request.bad_words.empty()) return;
+  request.engine.constraint = filtered_constraint(
+      std::move(request.engine.constraint),
+      {.allowed = std::move(request.allowed_token_ids), .bad_words = BadWords(model.tokenizer, request.bad_words)});
 }
 
 // Fields that each make sense may contradict each other. The first mask stays in the cache that all choices share.
 std::optional<ApiError> check_first_token(const ServingModel& model, const GenerationRequest& request) {
   const auto vocab = static_cast<size_t>(model.engine.model_config().vocab_size);
   std::vector<uint32_t> allowed((vocab + 31) / 32, 0);
-  const auto constraint = request.engine.constraint->clone_initial();
-  constraint->allowed_tokens(allowed);
-  if (!constraint->failure().empty()) return constraint_error(request, constraint->failure());
+  if (request.engine.constraint) {
+    const auto constraint = request.engine.constraint->clone_initial();
+    constraint->allowed_tokens(allowed);
+    if (!constraint->failure().empty()) return constraint_error(request, constraint->failure());
+  } else {
+    std::ranges::fill(allowed, ~0u);
+  }
+  for (const auto& bias : request.engine.sampling.logit_bias) {
+    const auto token = static_cast<uint32_t>(bias.first);
+    if (is_never(bias)) allowed[token / 32] &= ~(1u << (token % 32));
+  }
   if (vocab % 32 != 0) allowed.back() &= (1u << (vocab % 32)) - 1;
   if (std::ranges::any_of(allowed, [](uint32_t word) { return word != 0; })) return std::nullopt;
   return constraint_error(request, "no token may come first");
@@ -104,8 +108,7 @@ std::optional<ApiError> check_first_token(const ServingModel& model, const Gener
 std::optional<ApiError> make_constraint(const ServingModel& model, GenerationRequest& request) {
   if (auto error = compile_constraint(model, request)) return error;
   filter_tokens(model, request);
-  if (!request.engine.constraint) return std::nullopt;
-  return check_first_token(model, request);
+  return request.constraint_fields.empty() ? std::nullopt : check_first_token(model, request);
 }
 
 const char* prompt_field(const GenerationRequest& request) {
@@ -291,10 +294,18 @@ class Tokenising {
 
 }  // namespace
 
+std::optional<ApiError> check_model(const ServerContext& context, const std::optional<std::string>& name) {
+  const auto& names = context.config.served_model_names;
+  if (!name || std::ranges::find(names, *name) != names.end()) return std::nullopt;
+  return ApiError::not_found(
+      fmt::format("The model '{}' does not exist; this server has '{}'.", name->substr(0, 200), names.front()),
+      "model_not_found");
+}
+
 ApiResult<std::vector<PreparedPrompt>> prepare_prompts(const ServerContext& context, const ServingModel& model,
                                                        const Caller& caller, GenerationRequest& request,
                                                        std::string& log_text) {
-  if (auto error = check_model(context, request)) return *error;
+  if (auto error = check_model(context, request.model)) return *error;
   if (auto error = check_priority(context, caller, request)) return *error;
   if (auto error = check_token_ids(model, request)) return *error;
   if (auto error = resolve_text_bias(model, request)) return *error;
@@ -326,6 +337,7 @@ DecodeOptions decode_options(const ServingModel& model, const GenerationRequest&
   options.at_text_start = request.kind == ApiKind::kChat && !request.chat.continue_final_message;
   options.stop = request.stop;
   options.tool_calls = request.tools.active();
+  options.only_tool_calls = request.tools.choice == ToolUse::Choice::kRequired;
   options.skip_special = request.skip_special_tokens && !request.tools.active();  // a marker may be one
   options.space_specials = request.spaces_between_special_tokens;
   options.token_texts = request.kind == ApiKind::kChat && request.wants_logprobs();

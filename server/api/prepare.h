@@ -23,6 +23,9 @@ struct PreparedPrompt {
   int64_t max_tokens = 0;            // to generate
 };
 
+// 404 for a name that is not served.
+std::optional<ApiError> check_model(const ServerContext& context, const std::optional<std::string>& name);
+
 // Fills request.engine's constraint and timeout, takes the prompts or messages out of the request and gives them back as
 // token ids. `log_text` gets the prompts' text when the server logs it.
 ApiResult<std::vector<PreparedPrompt>> prepare_prompts(const ServerContext& context, const ServingModel& model,

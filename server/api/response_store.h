@@ -9,8 +9,13 @@
 #include <unordered_map>
 
 #include "base/json.h"
+#include "server/api/api_error.h"
 
 namespace bam {
+
+inline constexpr const char* kResponseIdPrefix = "resp_";
+
+ApiError no_response(const std::string& id);
 
 // A reply of /v1/responses that a client may ask for again, or go on from.
 struct StoredResponse {

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "server/api/completions.h"
 #include "server/api/handlers.h"
 #include "server/api/route.h"
@@ -19,6 +21,7 @@ std::vector<Route> make_routes() {
       {"POST", "/v1/responses", handle_responses, kKey, kWorker, kModel, kWork, "Answer, with items in and out"},
       {"GET", "/v1/responses/{id}", handle_response, kKey, kLoop, kModel, false, "A stored response"},
       {"DELETE", "/v1/responses/{id}", handle_response_delete, kKey, kLoop, kModel, false, "Forget a stored response"},
+      {"POST", "/v1/responses/{id}/cancel", handle_response_cancel, kKey, kLoop, kModel, false, "Cancel a response"},
       {"GET", "/v1/responses/{id}/input_items", handle_response_input, kKey, kLoop, kModel, false,
        "What a stored response answers"},
       {"POST", "/v1/messages", handle_messages, kKey, kWorker, kModel, kWork, "Answer a chat, Anthropic's form",
@@ -85,6 +88,16 @@ std::vector<Route> make_routes() {
 const std::vector<Route>& all_routes() {
   static const std::vector<Route> routes = make_routes();
   return routes;
+}
+
+ErrorBody error_body_beside(std::string_view path) {
+  const auto family = [](std::string_view name) {
+    if (name.starts_with("/v1/")) name.remove_prefix(3);
+    return name.substr(0, name.find('/', 1));
+  };
+  const auto& routes = all_routes();
+  const auto it = std::ranges::find_if(routes, [&](const Route& route) { return family(route.path) == family(path); });
+  return it == routes.end() ? nullptr : it->error_body;
 }
 
 }  // namespace bam

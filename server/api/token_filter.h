@@ -11,13 +11,34 @@
 
 namespace bam {
 
-struct TokenFilter {
-  std::vector<int32_t> allowed;                  // empty: all
-  std::vector<std::vector<int32_t>> bad_tokens;  // the last token of each is not allowed behind the others
+// Words that may not come, with a blank before them and without: whatever tokens spell one of them from a token's first
+// byte to a token's last.
+class BadWords {
+ public:
+  BadWords(const Tokenizer& tokenizer, const std::vector<std::string>& words);
+
+  struct Ending {
+    size_t begin;                 // behind so many bytes of the word
+    std::vector<int32_t> tokens;  // these have the rest
+  };
+  struct Word {
+    std::string text;
+    std::vector<Ending> endings;
+  };
+  const std::vector<Word>& words() const { return words_; }
+  const Tokenizer& tokenizer() const { return tokenizer_; }
+  size_t longest() const { return longest_; }
+
+ private:
+  const Tokenizer& tokenizer_;
+  std::vector<Word> words_;
+  size_t longest_ = 0;
 };
 
-// A word as tokens, at the beginning of a text and in its middle, with a blank before it and without.
-std::vector<std::vector<int32_t>> spellings(const Tokenizer& tokenizer, const std::string& word);
+struct TokenFilter {
+  std::vector<int32_t> allowed;  // empty: all
+  BadWords bad_words;
+};
 
 // What both allow. `grammar` may be null.
 std::shared_ptr<const TokenConstraint> filtered_constraint(std::shared_ptr<const TokenConstraint> grammar,

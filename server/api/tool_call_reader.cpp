@@ -98,7 +98,7 @@ bool ToolCallReader::advance(std::string& content, std::vector<ToolCallDelta>& c
 
 std::string ToolCallReader::flush() {
   std::string rest;
-  if (state_ == State::kContent && num_calls_ == 0) rest.swap(held_);
+  if (state_ == State::kContent && num_calls_ == 0 && !only_calls_) rest.swap(held_);
   return rest;
 }
 

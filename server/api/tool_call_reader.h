@@ -18,6 +18,9 @@ struct ToolCallDelta {
 // or of what could become one, is ever part of the content.
 class ToolCallReader {
  public:
+  // only_calls: no text may stand before them, so the beginning of a marker is one, even where the text was cut off.
+  explicit ToolCallReader(bool only_calls = false) : only_calls_(only_calls) {}
+
   // Whole characters. Returns what of the text is content; calls are appended to `calls`.
   std::string push(std::string_view text, std::vector<ToolCallDelta>& calls);
   // The text ended: what could have become a marker is content after all.
@@ -30,6 +33,7 @@ class ToolCallReader {
   enum class State : uint8_t { kContent, kName, kArguments, kClose };
   bool advance(std::string& content, std::vector<ToolCallDelta>& calls);
 
+  bool only_calls_;
   State state_ = State::kContent;
   std::string held_;
   int32_t num_calls_ = 0;

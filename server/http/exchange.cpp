@@ -29,7 +29,7 @@ Exchange::Exchange(HttpContext& context, const drogon::HttpRequestPtr& request, 
       callback_(std::move(callback)),
       loop_(trantor::EventLoop::getEventLoopOfCurrentThread()) {
   method = request->isHead() ? "HEAD" : request->methodString();
-  if (method == RequestFraming::kTraceAlias) method = "TRACE";
+  if (method == RequestFraming::kMethodAlias) method = request->getHeader(RequestFraming::kMethodMark);
   path = request->path();
   query = request->query();
   const std::string& given = request->getHeader("x-request-id");

@@ -11,7 +11,7 @@ namespace bam {
 
 namespace {
 
-constexpr std::string_view kMethods[] = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"};
+constexpr std::string_view kMethods[] = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"};
 
 // RFC 9110, 5.6.2: what names of methods and fields are made of.
 bool is_token_char(char c) {
@@ -168,12 +168,12 @@ std::optional<FramingError> RequestFraming::on_request_line() {
     }
     return bad("The request line is malformed.");
   }
-  if (std::find(std::begin(kMethods), std::end(kMethods), method) == std::end(kMethods)) {
-    return FramingError{501, fmt::format("This server does not know the method {}.", method.substr(0, 32))};
-  }
+  if (method.size() > kMaxMethodBytes) return FramingError{501, "The name of the method is too long."};
   fields_.http10 = version == "HTTP/1.0";
   fields_.closes = fields_.http10;
-  head_.append(method == "TRACE" ? kTraceAlias : method).append(line.substr(first)).append("\r\n");
+  const bool known = std::find(std::begin(kMethods), std::end(kMethods), method) != std::end(kMethods);
+  head_.append(known ? method : kMethodAlias).append(line.substr(first)).append("\r\n");
+  if (!known) head_.append(kMethodMark).append(": ").append(method).append("\r\n");
   state_ = State::kHeader;
   return std::nullopt;
 }
@@ -217,7 +217,7 @@ std::optional<FramingError> RequestFraming::on_field(std::string_view name, std:
     if (ascii_lower(value) != "100-continue") return FramingError{417, "The only expectation known is 100-continue."};
     fields_.expects = true;
     return std::nullopt;
-  } else if (key == "upgrade" || key == "trailer" || key == kExpectMark) {
+  } else if (key == "upgrade" || key == "trailer" || key == kExpectMark || key == kMethodMark) {
     return std::nullopt;  // connections are never upgraded, trailers never looked at
   }
   head_.append(name).append(": ").append(value).append("\r\n");

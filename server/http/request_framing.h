@@ -26,8 +26,11 @@ class RequestFraming {
   // A header field of our own, in place of `Expect: 100-continue`: the server asks for the body after it has looked at
   // the head. A client that sends it gains nothing.
   static constexpr const char* kExpectMark = "x-bam-expect";
-  // TRACE, which the library refuses on its own, under the name of a method that it knows and that is refused here.
-  static constexpr std::string_view kTraceAlias = "PROPFIND";
+  // Methods that the library would refuse on its own come under the name of one that it knows and no route has, with
+  // their own name in a header field like the one above: what a path answers, and Allow, is for the routes to say.
+  static constexpr std::string_view kMethodAlias = "PROPFIND";
+  static constexpr const char* kMethodMark = "x-bam-method";
+  static constexpr size_t kMaxMethodBytes = 32;
 
   // Takes all of `input` and appends to `parsed` what the library may see: whole heads in canonical form, body bytes as
   // they arrive (a chunk's parts as chunks of their own), no extensions, no trailers. After an error, or after a request

@@ -28,7 +28,7 @@ bool mentions(std::string_view source, std::string_view word) {
 
 struct ChatTemplate::Impl {
   jinja::Body body;
-  bool knows_tools = false, knows_tool_messages = false;
+  bool knows_tools = false, knows_tool_messages = false, knows_developers = false;
 };
 
 Result<ChatTemplate> ChatTemplate::compile(const std::string& source) {
@@ -40,6 +40,7 @@ Result<ChatTemplate> ChatTemplate::compile(const std::string& source) {
     impl->body = jinja::parse_template(source);
     impl->knows_tools = mentions(source, "tools");
     impl->knows_tool_messages = mentions(source, "tool_calls");
+    impl->knows_developers = mentions(source, "developer");
     return ChatTemplate(std::move(impl));
   } catch (const Error& error) {
     return Error("chat template: {}", error.what());
@@ -48,6 +49,7 @@ Result<ChatTemplate> ChatTemplate::compile(const std::string& source) {
 
 bool ChatTemplate::knows_tools() const { return impl_->knows_tools; }
 bool ChatTemplate::knows_tool_messages() const { return impl_->knows_tool_messages; }
+bool ChatTemplate::knows_developers() const { return impl_->knows_developers; }
 
 Result<std::string> ChatTemplate::render(const std::vector<ChatMessage>& messages,
                                          const TemplateContext& context) const {

@@ -36,6 +36,7 @@ class ChatTemplate {
   // It tells the model about tools; and it writes their calls and answers.
   bool knows_tools() const;
   bool knows_tool_messages() const;
+  bool knows_developers() const;
   // Fails when the template does: raise_exception("…") gives exactly its message, anything else says where and why.
   Result<std::string> render(const std::vector<ChatMessage>& messages, const TemplateContext& context) const;
 

@@ -79,10 +79,11 @@ class Server(unittest.TestCase):
     def serve(self, *arguments):
         return bamtest.Server("--batch-dir", self.folder.name, *arguments)
 
-    def upload(self, server, lines):
+    def upload(self, server, lines, quote='"'):
         boundary = "----x"
-        body = (f'--{boundary}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--{boundary}\r\n'
-                f'Content-Disposition: form-data; name="file"; filename="in.jsonl"\r\nContent-Type: application/octet-stream\r\n\r\n'
+        purpose, name, filename = (f"name={quote}{value}{quote}" for value in ("purpose", "file", "in.jsonl"))
+        body = (f"--{boundary}\r\nContent-Disposition: form-data; {purpose}\r\n\r\nbatch\r\n--{boundary}\r\n"
+                f"Content-Disposition: form-data; {name}; file{filename}\r\nContent-Type: application/octet-stream\r\n\r\n"
                 + "\n".join(lines) + f"\r\n--{boundary}--\r\n").encode()
         reply = server.post("/v1/files", body, headers={"Content-Type": f"multipart/form-data; boundary={boundary}"})
         self.assertEqual(reply.status, 200, reply.text)
@@ -122,6 +123,8 @@ class Server(unittest.TestCase):
                                 ({"input_file_id": "file-x", "endpoint": "/v1/models"}, "endpoint")):
                 self.assertEqual(server.post("/v1/batches", body).error["param"], param)
             self.assertEqual(server.post("/v1/files", b"x").status, 400)
+            plain = self.upload(server, ["x"], quote="")  # as .NET sends it
+            self.assertEqual((plain["filename"], plain["purpose"], plain["bytes"]), ("in.jsonl", "batch", 1))
         finally:
             server.stop()
 

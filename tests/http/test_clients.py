@@ -3,6 +3,7 @@
 
 import pathlib
 import subprocess
+import tempfile
 import unittest
 
 import bamtest
@@ -10,6 +11,9 @@ import pypi
 
 
 class Clients(bamtest.ServerTest):
+    folder = tempfile.TemporaryDirectory()
+    arguments = ("--batch-dir", folder.name)
+
     def run_checks(self, script, *packages):
         python = pypi.python_with(*packages)
         result = subprocess.run([python, str(pathlib.Path(__file__).with_name(script)), f"http://127.0.0.1:{self.server.port}"],
@@ -22,6 +26,10 @@ class Clients(bamtest.ServerTest):
 
     def test_anthropic(self):
         self.run_checks("client_checks_anthropic.py", "anthropic<2")
+
+    def test_types_of_every_reply_and_event(self):
+        for openai in ("openai<4", "openai<3"):
+            self.run_checks("client_checks_types.py", openai, "anthropic<2", "ollama<1")
 
     def test_ollama(self):
         self.run_checks("client_checks_ollama.py", "ollama<1")

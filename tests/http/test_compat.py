@@ -139,6 +139,17 @@ class ChatTemplates(unittest.TestCase):
         self.assertEqual(self.prompt()[0], self.tokens("<s>[user] Hi</s>[assistant] The grass is</s>[assistant]"))
         self.assertEqual(self.prompt(add_generation_prompt=False)[0], self.tokens("<s>[user] Hi</s>[assistant] The grass is</s>"))
 
+    def test_developers_are_the_system_for_a_template_that_does_not_know_them(self):
+        messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+        expected = self.tokens("<s>[system] Be brief.</s>[user] Hi</s>[assistant]")
+        self.assertEqual(self.prompt(messages=messages)[0], expected)
+        template = self.server.post("/apply-template", {"messages": messages}).json()["prompt"]
+        self.assertIn("[system] Be brief.", template)
+        with tempfile.TemporaryDirectory() as folder:
+            knows = self.TEMPLATE + "{% if messages[0].role == 'developer' %}!{% endif %}"
+            with bamtest.running_server(model=checkpoint_with(folder, tokenizer_config={"chat_template": knows})) as server:
+                self.assertIn("[developer] Be brief.", server.post("/apply-template", {"messages": messages}).json()["prompt"])
+
     def test_the_last_message_goes_on(self):
         ids, text = self.prompt(continue_final_message=True)
         self.assertEqual(ids, self.tokens("<s>[user] Hi</s>[assistant] The grass is"))

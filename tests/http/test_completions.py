@@ -331,7 +331,7 @@ class Descriptions(bamtest.ServerTest):
 
     def test_openapi_names_every_route(self):
         document = self.server.get("/openapi.json").json()
-        self.assertEqual(document["openapi"], "3.1.0")
+        self.assertEqual(document["openapi"], "3.2.0")
         for path in ("/v1/completions", "/v1/chat/completions", "/v1/requests/{id}/cancel", "/health"):
             self.assertIn(path, document["paths"])
 

@@ -71,6 +71,20 @@ class Constraints(bamtest.ServerTest):
                                          return_token_ids=True)
             self.assertNotEqual(again.json()["choices"][0]["token_ids"][0], first)
 
+    def test_bad_words_however_they_are_spelled(self):
+        def text(**fields):
+            reply = self.server.complete("x", max_tokens=8, temperature=1, seed=3, **fields)
+            self.assertEqual(reply.status, 200, reply.body)
+            return reply.json()["choices"][0]["text"]
+        # A constraint may leave no spelling but one that the tokenizer would never choose.
+        self.assertEqual(text(choice=["yes", "no"], bad_words=["yes"]), "no")
+        self.assertEqual(text(choice=["yes", "no"], bad_words=["no"]), "yes")
+        self.assertEqual(text(regex="[ab]", bad_words=["a"]), "b")
+        for word in ("a", "yes", "Grass"):
+            reply = self.server.complete("x", choice=[word], bad_words=[word], max_tokens=8)
+            self.assertEqual((reply.status, reply.json()["error"]["param"]), (400, "choice"), reply.body)
+            self.assertIn("'choice' and 'bad_words'", reply.error["message"])
+
     def test_what_cannot_be_honoured_is_named(self):
         for fields, param in (({"guided_whitespace_pattern": " *"}, "guided_whitespace_pattern"),
                               ({"structural_tag": {"a": 1}}, "structural_tag"),
@@ -108,6 +122,20 @@ class Constraints(bamtest.ServerTest):
                 self.assertEqual(reply.error["param"], names[0])
                 for name in names:
                     self.assertIn(f"'{name}'", reply.error["message"])
+        # A bias of false says never, a constraint what must be.
+        everything = [[token, False] for token in range(self.server.get("/tokenizer_info").json()["vocab_size"])]
+        if len(everything) <= 1024:
+            for fields, names in (({}, ["logit_bias"]), ({"choice": ["yes"]}, ["choice", "logit_bias"])):
+                reply = self.server.complete("x", max_tokens=4, logit_bias=everything, **fields)
+                self.assertEqual((reply.status, reply.error["param"]), (400, names[0]), reply.body)
+                for name in names:
+                    self.assertIn(f"'{name}'", reply.error["message"])
+        reply = self.server.complete("x", max_tokens=4, allowed_token_ids=digits[:1], logit_bias=[[digits[0], False]])
+        self.assertEqual((reply.status, reply.error["param"]), (400, "allowed_token_ids"), reply.body)
+        # A large negative bias is no ban, and a text that is complete ends before min_tokens.
+        for fields in ({"logit_bias": {str(token): -100 for token, _ in everything[:1024]}}, {"min_tokens": 8}, {"ignore_eos": True}):
+            reply = self.server.complete("x", max_tokens=8, choice=["yes"], **fields)
+            self.assertEqual(reply.json()["choices"][0]["text"], "yes", fields)
         # What both allow is still generated.
         reply = self.server.complete("x", regex="[0-9]{3}", allowed_token_ids=digits, max_tokens=9)
         self.assertEqual(reply.status, 200, reply.body)

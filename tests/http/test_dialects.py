@@ -87,6 +87,23 @@ class Responses(Dialect):
             self.assertEqual(self.server.request(method, path).status, 404)
         self.assertEqual(self.server.request("PUT", path).headers["allow"], "GET, HEAD, DELETE, OPTIONS")
         self.assertEqual(self.server.get(f"/v1/responses/{self.create(store=False)['id']}").status, 404)
+        kept = self.create()
+        path = f"/v1/responses/{kept['id']}"
+        self.assertEqual(self.server.post(path + "/cancel", b"").json(), kept, "it is complete and stays so")
+        self.assertEqual(self.server.get(path + "?stream=true").error["param"], "stream")
+        self.assertEqual(self.server.post("/v1/responses/resp_unknown/cancel", b"").status, 404)
+
+    def test_cancelled(self):
+        endless = {"input": "Hello", "max_output_tokens": 100000, "ignore_eos": True, "request_id": "endless"}
+        stream = self.server.stream("/v1/responses", endless)
+        self.assertIn("response.created", stream.next_event())
+        for other in ("endless", "resp_other"):
+            self.assertEqual(self.server.post(f"/v1/responses/{other}/cancel", b"").status, 404)
+        cancelled = self.server.post("/v1/responses/resp_endless/cancel", b"").json()
+        self.assertEqual((cancelled["id"], cancelled["status"]), ("resp_endless", "cancelled"))
+        name, last = named_events(stream)[-1]
+        self.assertEqual((name, last["response"]["status"]), ("response.incomplete", "cancelled"))
+        self.assertEqual(self.server.get("/v1/responses/resp_endless").json(), last["response"])
 
     def test_previous_response_goes_on_from_the_cache(self):
         text = "The quick brown fox jumps over the lazy dog. " * 12
@@ -135,7 +152,8 @@ class Responses(Dialect):
                               ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0]"), ({"background": True}, "background"),
                               ({"max_output_tokens": 0}, "max_output_tokens"), ({"text": 5}, "text"), ({"store": 1}, "store"),
                               ({"text": {"format": {"type": "xml"}}}, "text.format.type"), ({"instructions": 5}, "instructions"),
-                              ({"tools": [{"type": "web_search"}]}, "tools[0].type")):
+                              ({"tools": [{"type": "web_search"}]}, "tools[0].type"), ({"messages": HELLO}, "messages"), ({"user": 5}, "user"),
+                              ({"metadata": {"a": 1}}, "metadata"), ({"metadata": "a"}, "metadata"), ({"truncation": "middle"}, "truncation")):
             with self.subTest(str(fields)):
                 error = self.create(400, **fields)["error"]
                 self.assertEqual(error["param"], param, error)
@@ -201,7 +219,12 @@ class Anthropic(Dialect):
             error = self.create(status, **fields)
             self.assertEqual((error["type"], error["error"]["type"]), ("error", kind), error)
         self.assertIn("stop_sequences", self.create(400, stop_sequences=[""])["error"]["message"])
-        self.assertEqual(self.server.post("/v1/messages", {"messages": HELLO}).status, 400, "max_tokens is required")
+        for fields in ({}, {"max_tokens": None}):
+            self.assertEqual(self.server.post("/v1/messages", {"messages": HELLO, **fields}).status, 400, "max_tokens is required")
+        self.ask("/v1/messages/count_tokens", {"model": "other", "messages": HELLO}, 404)
+        for method, path, status in (("GET", "/v1/messages", 405), ("POST", "/v1/messages/batches", 404), ("POST", "/messages/x/y", 404)):
+            refused = self.server.request(method, path)
+            self.assertEqual((refused.status, refused.json()["type"]), (status, "error"), path)
 
 
 class Ollama(Dialect):
@@ -272,11 +295,18 @@ class Ollama(Dialect):
                                    ("/api/chat", {"model": "test", "messages": HELLO, "options": {"temperature": -1}}, 400),
                                    ("/api/chat", {"model": "test", "messages": HELLO, "options": {"num_predict": "x"}}, 400),
                                    ("/api/chat", {"model": "test", "messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400),
+                                   ("/api/chat", {"model": "other"}, 404), ("/api/generate", {"model": "other"}, 404),
+                                   ("/api/generate", {"model": "test", "prompt": "x", "raw": "yes"}, 400),
+                                   ("/api/generate", {"model": "test", "prompt": "x", "system": 5}, 400),
+                                   ("/api/generate", {"model": "test", "prompt": "x", "messages": HELLO}, 400),
                                    ("/api/generate", {"model": "test", "prompt": "x", "suffix": "y"}, 400),
                                    ("/api/generate", {"model": "test", "prompt": "x", "think": True}, 400)):
             error = self.ask(path, body, status)
             self.assertEqual(list(error), ["error"])
             self.assertIsInstance(error["error"], str)
+        for method, path, status in (("POST", "/api/pull", 404), ("GET", "/api/chat", 405), ("DELETE", "/api/delete", 404)):
+            refused = self.server.request(method, path)
+            self.assertEqual((refused.status, type(refused.json()["error"])), (status, str), path)
 
 
 class LlamaCpp(Dialect):

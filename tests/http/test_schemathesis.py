@@ -23,7 +23,7 @@ def generate_requests(test, examples_per_operation, at_least, *options, timeout=
                             "--batch-dir", folder.name + "/batches")
     try:
         command = [python, "-m", "schemathesis.cli", "run", f"http://127.0.0.1:{server.port}/openapi.json", "--checks", CHECKS,
-                   "--max-examples", str(examples_per_operation), "--phases", "fuzzing", "--seed", "1", "--workers", "1",
+                   "--max-examples", str(examples_per_operation), "--phases", "coverage,fuzzing", "--seed", "1", "--workers", "1",
                    "-H", "Authorization: Bearer admin", "--request-timeout", "60", "--suppress-health-check", "all",
                    "--generation-database", "none", *options]
         result = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
@@ -80,6 +80,16 @@ class Schemathesis(unittest.TestCase):
                                         capture_output=True, text=True, timeout=600, check=False)
                 self.assertEqual(result.returncode, expected, result.stdout[-6000:] + result.stderr[-2000:])
             self.assertIn("SSE event violates schema", result.stdout)
+
+    def test_the_description_is_valid(self):
+        python = pypi.python_with("openapi-spec-validator<1")
+        with bamtest.running_server() as server, tempfile.TemporaryDirectory() as folder:
+            document = server.get("/openapi.json").json()
+            for version, expected in ((document["openapi"], 0), ("3.1.0", 1)):  # streams can be described since 3.2
+                file = pathlib.Path(folder) / "openapi.json"
+                file.write_text(json.dumps({**document, "openapi": version}), encoding="utf-8")
+                result = subprocess.run([python, "-m", "openapi_spec_validator", str(file)], capture_output=True, text=True, timeout=300, check=False)
+                self.assertEqual(result.returncode, expected, result.stdout[-2000:] + result.stderr[-2000:])
 
     def test_generated_requests(self):
         generate_requests(self, 25, 200)

@@ -99,6 +99,14 @@ class Tools(bamtest.ServerTest):
         self.assertEqual(["id" in c["choices"][0]["delta"]["tool_calls"][0] for c in calls], [True] + [False] * (len(calls) - 1))
         self.assertGreaterEqual(len(json.loads(calls_of(chunks)[0][1])["text"]), 40)
 
+    def test_no_part_of_a_marker_is_content_where_it_is_cut_off(self):
+        for length in range(1, 9):
+            for choice in ("required", {"type": "function", "function": {"name": "ping"}}):
+                reply = self.chat(tool_choice=choice, max_tokens=length)["choices"][0]
+                self.assertEqual((reply["finish_reason"], reply["message"]["content"] or ""), ("length", ""))
+        chunks = self.server.stream("/v1/chat/completions", {**CHAT, "tool_choice": "required", "max_tokens": 2}).chunks()
+        self.assertEqual(bamtest.text_of(chunks), "")
+
     def test_auto_may_answer_with_text(self):
         reply = self.chat(max_tokens=8)["choices"][0]
         self.assertIn(reply["finish_reason"], ("length", "stop"))

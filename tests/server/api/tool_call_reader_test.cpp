@@ -52,6 +52,15 @@ TEST(ToolCallReader, PlainText) {
   expect("<<tool_cal<", {"<<tool_cal<", {}, false});
 }
 
+TEST(ToolCallReader, WhatMayOnlyBeCallsHasNoContentWhereItIsCutOff) {
+  for (const std::string_view begun : {"<", "<tool_cal"}) {
+    ToolCallReader free, bound(true);
+    std::vector<ToolCallDelta> calls;
+    EXPECT_EQ(free.push(begun, calls) + free.flush(), begun);
+    EXPECT_EQ(bound.push(begun, calls) + bound.flush(), "");
+  }
+}
+
 TEST(ToolCallReader, CallsInAnyPieces) {
   expect(kCall, {"", {{"f", kArguments}}, true});
   expect("Well. " + kCall, {"Well. ", {{"f", kArguments}}, true});

@@ -133,11 +133,18 @@ TEST(RequestFraming, RefusesWhatTwoParsersCouldReadInTwoWays) {
       {"space in the target", "GET /a b HTTP/1.1\r\nHost: a\r\n\r\n", 400},
       {"control character in the target", "GET /a\x01 HTTP/1.1\r\nHost: a\r\n\r\n", 400},
       {"another version", "GET / HTTP/2.0\r\nHost: a\r\n\r\n", 505},
-      {"unknown method", "BREW / HTTP/1.1\r\nHost: a\r\n\r\n", 501},
+      {"long method", std::string(33, 'B') + " / HTTP/1.1\r\nHost: a\r\n\r\n", 501},
       {"unknown expectation", post("Expect: miracle\r\nContent-Length: 1\r\n", "a"), 417},
       {"a TLS hello", std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n", 13), 400},
   };
   for (const Case& c : cases) EXPECT_EQ(status(c.bytes), c.status) << c.name;
+}
+
+TEST(RequestFraming, MethodsThatTheLibraryRefusesComeUnderAnAlias) {
+  for (const std::string method : {"TRACE", "QUERY", "PROPFIND", "get", "BREW"}) {
+    const std::string rest = " /a HTTP/1.1\r\nHost: a\r\nx-bam-method: GET\r\n\r\n";
+    EXPECT_EQ(feed(method + rest, 1).parsed, "PROPFIND /a HTTP/1.1\r\nx-bam-method: " + method + "\r\nHost: a\r\n\r\n");
+  }
 }
 
 TEST(RequestFraming, HeadsAreBounded) {
