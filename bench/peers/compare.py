@@ -11,7 +11,7 @@ lines as protocol.py says, runs as long as this program and is stopped by a sign
 are peers of their own with the same name (llama_speed's no-flash): the better one counts. DIR is a checkpoint of the shape
 (tools/make_random_checkpoint.py), the peers' models are of the same shape (models.py, openvino_speed.py make). Our weights
 bf16 are multiplied in float32, bf16-fast as --math fast does; with -kv8 behind the name, keys and values are int8 pages and
-attention is computed in integers (OpenVINO keeps eight bits by itself). Peers are not part of this repository: llama_speed.cpp
+attention is computed in integers (OpenVINO keeps eight bits by itself); -head4 is a head of four bits. Peers are not part of this repository: llama_speed.cpp
 beside this file is built against a llama.cpp (or a fork of it) that you built for your machine, the Python peers live in
 virtual environments of their own. --samples FILE keeps what was measured and goes on from there, so that rounds may lie
 in different quiet hours; medians are over all of them.
@@ -124,10 +124,11 @@ class Table:
 def measure_ours(args, table, weights):
     options = weights.split("-")[1:]
     pages = ["--kv-dtype", "int8", "--attention-math", "int8"] if "kv8" in options else ["--kv-dtype", "f16"]
+    head = ["--head-dtype", "int4"] if "head4" in options else []
     prompts, streams = (sizes(what, args.rows) for what in ("prompt", "streams"))
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         command = [args.bench, "--model", args.model, "--dtype", weight_class(weights), "--math",
-                   "fast" if "fast" in options else "exact", *pages, "--prefill", ",".join(map(str, prompts or [0])), "--decode-there",
+                   "fast" if "fast" in options else "exact", *pages, *head, "--prefill", ",".join(map(str, prompts or [0])), "--decode-there",
                    "--decode", "0", "--streams", ",".join(map(str, streams or [1])), "--repeats", "3", "--out", out.name]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Random models of a shape for the peers: GGUF files and Hugging Face folders (LlamaForCausalLM).
 
-    VENV/bin/python models.py gguf --type bf16|q8_0|q4_0|f16 [--shape 1.1b] [--heads 16] FILE.gguf   needs gguf, numpy
+    VENV/bin/python models.py gguf --type bf16|q8_0|q4_0|f16 [--shape 1.1b] [--heads 16] FILE.gguf   needs gguf, numpy; --head q8_0
     VENV/bin/python models.py hf [--w8a8] [--shape 1.1b] [--heads 16] DIR                            needs torch, safetensors
 """
 import argparse
@@ -44,7 +44,7 @@ def norms(shape):
     yield "output_norm", "model.norm"
 
 
-def write_gguf(path, shape, kind):
+def write_gguf(path, shape, kind, head=None):
     import gguf
     import numpy
 
@@ -66,8 +66,8 @@ def write_gguf(path, shape, kind):
     writer.add_token_scores([0.0] * VOCABULARY)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
-    quantized = gguf.GGMLQuantizationType[kind.upper()]
     for name, _, rows, columns in matrices(shape):
+        quantized = gguf.GGMLQuantizationType[(head or kind if name in ("output", "token_embd") else kind).upper()]
         values = (0.02 * random.standard_normal((rows, columns))).astype(numpy.float32)
         if kind == "f16":
             writer.add_tensor(name + ".weight", values.astype(numpy.float16))
@@ -127,7 +127,8 @@ def main():
     kinds = parser.add_subparsers(required=True)
     gguf = kinds.add_parser("gguf")
     gguf.add_argument("--type", choices=("bf16", "f16", "q8_0", "q4_0"), default="bf16")
-    gguf.set_defaults(write=lambda args: write_gguf(args.out, shape_of(args), args.type))
+    gguf.add_argument("--head", choices=("q8_0",), help="type of head and embedding, if another")
+    gguf.set_defaults(write=lambda args: write_gguf(args.out, shape_of(args), args.type, args.head))
     hf = kinds.add_parser("hf")
     hf.add_argument("--w8a8", action="store_true")
     hf.set_defaults(write=lambda args: write_hf(args.out, shape_of(args), args.w8a8))
