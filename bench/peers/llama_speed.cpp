@@ -1,4 +1,4 @@
-// The speed of llama.cpp or ik_llama.cpp through its C API, for compare.py. Not part of the build: it needs the headers
+// The speed of llama.cpp or its fork ik_llama through the C API, for compare.py. Not part of the build: it needs the headers
 // and libraries of the one that you built for your machine, and a GGUF file of the shape (models.py).
 //   g++ -O2 -std=c++20 -I LLAMA/include -I LLAMA/ggml/include llama_speed.cpp -L BUILD/bin -lllama -lggml -lggml-base -o llama_speed
 //   g++ -O2 -std=c++20 -DIK_LLAMA -I IK/include -I IK/ggml/include llama_speed.cpp -L BUILD/src -lllama -L BUILD/ggml/src -lggml ...
@@ -31,11 +31,16 @@ Flags parse(int argc, char** argv) {
   Flags flags;
   for (int i = 2; i < argc; ++i) {
     const std::string word = argv[i];
-    if (word == "no-flash") flags.flash = false;
-    else if (word == "repack") flags.repack = true;
-    else if (word == "kv=q8_0") flags.int8_cache = true;
-    else if (word.rfind("ubatch=", 0) == 0) flags.micro_batch = std::atoi(word.c_str() + 7);
-    else throw std::runtime_error("unknown flag " + word);
+    if (word == "no-flash")
+      flags.flash = false;
+    else if (word == "repack")
+      flags.repack = true;
+    else if (word == "kv=q8_0")
+      flags.int8_cache = true;
+    else if (word.rfind("ubatch=", 0) == 0)
+      flags.micro_batch = std::atoi(word.c_str() + 7);
+    else
+      throw std::runtime_error("unknown flag " + word);
   }
   return flags;
 }

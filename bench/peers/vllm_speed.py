@@ -9,7 +9,7 @@ line of JSON, tokens per second. The engine is stepped in this process: no messa
 import argparse
 import os
 
-from protocol import STEPS, WARM_STEPS, serve, step_rate
+from protocol import serve
 
 
 def main():
@@ -33,7 +33,7 @@ def main():
         while engine.has_unfinished_requests():
             yield sum(1 for output in engine.step() if output.outputs)
 
-    serve(lambda prompts, tokens: steps(prompts, tokens))
+    serve(steps)
 
 
 if __name__ == "__main__":
