@@ -265,7 +265,7 @@ class CommandLine(WithFolder):
         for arguments, sentence in (
                 (("generate", "hi", "-n", "x"), "--max-tokens: 'x' is not a whole number of at least 1 (see"),
                 (("serve", "--port", "70000"), "--port: '70000' is not a whole number from 0 to 65535"),
-                (("serve", "--max-queue", "x"), "--max-queue: 'x' is not a whole number of at least 0"),
+                (("serve", "--max-queue", "x"), "--max-queue: 'x' is not a whole number of at least 1"),
                 (("generate", "hi", "--top-p", "2"), "--top-p: '2' is not a number from 0 to 1 (see"),
                 (("generate", "hi", "--seed", "abc"), "--seed: 'abc' is not a number (see"),
                 (("serve", "--port"), "--port: its value is missing (see"),

@@ -34,6 +34,7 @@ export function apiKey() {
 
 export function setApiKey(key) {
   memoryKey = key;
+  refused = false;
   try {
     if (key) sessionStorage.setItem(KEY_SLOT, key);
     else sessionStorage.removeItem(KEY_SLOT);

@@ -76,8 +76,11 @@ async function refreshStatus(options = {quiet: true}) {
       byId('model-line').textContent = 'the model is being loaded …';
     } else {
       const {line, more} = describeModel(await app.info(options));
-      if (keyRefused()) setStatus('auth', 'needs a key');
-      else show();
+      if (keyRefused()) {
+        setStatus('auth', 'needs a key');
+        return;
+      }
+      show();
       byId('model-line').textContent = line;
       byId('model-line').title = more;
       if (before !== 'ok' && before !== 'connecting') mounted.get(active)?.show?.();
