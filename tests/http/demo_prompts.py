@@ -4,6 +4,7 @@ import bamtest
 
 MODEL = str(bamtest.ROOT / "checkpoints" / "demo")
 UNSHAPED = str(bamtest.ROOT / "checkpoints" / "siblings" / "bam-ssmax")
+TWIN = str(bamtest.ROOT / "checkpoints" / "demo-twin")
 TASK = ("There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. I will quiz you about the "
         "important information there.")
 FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
