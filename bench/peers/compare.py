@@ -50,6 +50,10 @@ def weight_class(weights):
     return weights.split("-")[0]
 
 
+def figure(rate):
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.1f}"
+
+
 def sizes(what, rows):
     """Which prompts or streams fill these rows."""
     return [size for (kind, size), filled in ASKED.items() if kind == what and not rows.isdisjoint(filled.values())]
@@ -110,9 +114,9 @@ class Table:
             for row in (row for row in ROWS if row in self.samples):
                 medians = {side: statistics.median(values) for side, values in self.samples[row].items()}
                 best = max((medians[side] for side in peers if side in medians), default=None)
-                cells = [f"{medians[w]:.0f}" + (f" ({medians[w] / best:.2f})" if best else "") if w in medians else "–" for w in ours]
+                cells = [figure(medians[w]) + (f" ({medians[w] / best:.2f})" if best else "") if w in medians else "–" for w in ours]
                 for side in peers:
-                    rate = f"{medians[side]:.0f}" if side in medians else "–"
+                    rate = figure(medians[side]) if side in medians else "–"
                     cells.append(f"**{rate}**" if medians.get(side) == best else rate)
                 print(f"| {row} | {' | '.join(cells)} |")
         sides = [values for row in self.samples.values() for values in row.values()]
