@@ -187,6 +187,19 @@ TEST_F(GlooTransport, AStoppedRankIsLostAndASlowOneIsNot) {
   exit_code(one);
 }
 
+// The other rank may die between two words of this one.
+TEST_F(GlooTransport, WritingToWhoIsGoneIsNoSignal) {
+  signal(SIGPIPE, SIG_DFL);
+  const pid_t one = spawn([&] { return echo(options_of(folder_, 1, 2), 1); });
+  {
+    const auto source = make_group_source(options_of(folder_, 0, 2));
+    uint64_t epoch = 0;
+    ASSERT_TRUE(source->form(kLong, epoch));
+    EXPECT_EQ(raise(SIGPIPE), 0) << "else this is the end";
+  }
+  EXPECT_EQ(exit_code(one), 10);
+}
+
 // Whoever computes must not wait for a receiver.
 TEST_F(GlooTransport, SendingDoesNotWaitForTheReceiver) {
   const pid_t one = spawn([&] { return echo(options_of(folder_, 1, 2, kLong), 1); });

@@ -2,6 +2,7 @@
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/store.h>
 #include <gloo/transport/tcp/device.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -58,6 +59,7 @@ class GlooWire : public Wire {
  public:
   explicit GlooWire(const WireOptions& options)
       : patience_(options.patience), context_(std::make_shared<gloo::rendezvous::Context>(options.rank, options.size)) {
+    signal(SIGPIPE, SIG_IGN);  // Gloo writes to sockets whose other end may be gone: that is an error, not the end
     gloo::transport::tcp::attr attr;
     attr.hostname = options.address;
     if (attr.hostname.empty()) {
