@@ -66,7 +66,7 @@ void ChoiceDecoder::push(TokenEvent&& event) {
 }
 
 void ChoiceDecoder::push(int32_t token, std::optional<TokenLogprobs> logprobs) {
-  if (finished_ || stopped_) return;
+  if (finished_ || stopped_ || text_ended_) return;
   ++num_tokens_;
   Pending& pending = pending_.emplace_back();
   pending.record.id = token;
@@ -139,8 +139,9 @@ void ChoiceDecoder::release_records() {
   }
 }
 
-void ChoiceDecoder::finish(FinishReason reason) {
-  if (finished_) return;
+void ChoiceDecoder::end_text() {
+  if (finished_ || text_ended_) return;
+  text_ended_ = true;
   const std::string rest = detokenizer_.flush();
   decoded_ += count_characters(rest);
   for (Pending& pending : pending_) pending.end = std::min(pending.end, decoded_);
@@ -151,6 +152,11 @@ void ChoiceDecoder::finish(FinishReason reason) {
   released_ += count_characters(held);
   delta_.text += held;
   release_records();
+}
+
+void ChoiceDecoder::finish(FinishReason reason) {
+  end_text();
+  if (finished_) return;
   finished_ = true;
   switch (reason) {
     case FinishReason::kStop: finish_reason_ = "stop"; break;
@@ -167,7 +173,7 @@ ChoiceDelta ChoiceDecoder::take() {
   std::swap(delta, delta_);
   if (tool_calls_) {
     delta.text = tool_calls_->push(delta.text, delta.tool_calls);
-    if (finished_) delta.text += tool_calls_->flush();
+    if (finished_ || text_ended_) delta.text += tool_calls_->flush();
   }
   return delta;
 }

@@ -57,6 +57,8 @@ class ChoiceDecoder {
   void push(TokenEvent&& event);
   // The engine finished this choice.
   void finish(FinishReason reason);
+  // No token will come any more: what was held back for the next one is text now.
+  void end_text();
   ChoiceDelta take();
 
   // A stop string was found: the engine may stop.
@@ -89,6 +91,7 @@ class ChoiceDecoder {
   int64_t released_ = 0;  // characters handed out
   int64_t num_tokens_ = 0, accepted_drafts_ = 0, rejected_drafts_ = 0;
   bool stopped_ = false;
+  bool text_ended_ = false;
   bool finished_ = false;
   const char* finish_reason_ = nullptr;
   StopReason stop_reason_;

@@ -268,7 +268,12 @@ void GenerationJob::on_finish(Prompt& prompt, const FinishEvent& finish) {
     error = ApiError::internal(finish.message.empty() ? "The engine failed on this request." : finish.message);
   }
   if (!error) return decoder.finish(finish.reason);
-  if (writer_) deliver();  // tokens that came in the same wake-up stand before the error
+  if (writer_) {  // all that was generated stands before the error
+    for (Prompt& each : record_.prompts()) {
+      for (Choice& choice : each.choices) choice.decoder->end_text();
+    }
+    deliver();
+  }
   fail(*error);
 }
 

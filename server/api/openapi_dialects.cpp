@@ -72,7 +72,7 @@ const char* openapi_dialect_schemas() {
 {"type": "string"}, "raw": {"type": "boolean"}, "stream": {"type": ["boolean", "null"]}, "format": {"anyOf": [{"const": "json"}, {"type":
 "object"}, {"type": "null"}]}, "options": {"$ref": "#/components/schemas/OllamaOptions"}, "keep_alive": {}}, "required": ["model"]},
 "OllamaReply": {"type": "object", "properties": {"model": {"type": "string"}, "created_at": {"type": "string"}, "done": {"const": true},
-"done_reason": {"enum": ["stop", "length", "load"]}}, "required": ["model", "created_at", "done", "done_reason"]},
+"done_reason": {"enum": ["stop", "length", "load", "unload"]}}, "required": ["model", "created_at", "done", "done_reason"]},
 "OllamaModels": {"type": "object", "properties": {"models": {"type": "array", "minItems": 1, "items": {"type": "object", "properties": {"name":
 {"type": "string"}, "model": {"type": "string"}, "size": {"type": "integer"}, "digest": {"type": "string"}, "details": {"type": "object"}},
 "required": ["name", "model", "size", "digest", "details"]}}}, "required": ["models"]},

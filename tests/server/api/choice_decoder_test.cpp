@@ -49,6 +49,19 @@ TEST_F(ChoiceDecoderTest, TextAndOffsetsOfEveryToken) {
   EXPECT_EQ(decoder_->num_tokens(), static_cast<int64_t>(ids.size()));
 }
 
+TEST_F(ChoiceDecoderTest, WhatWaitsForTheNextTokenIsSaidWhenNoneWillCome) {
+  decoder_ = std::make_unique<ChoiceDecoder>(*tokenizer_, options_ = {.at_text_start = true, .stop = {"ends"}}, 0);
+  const std::vector<int32_t> ids = encode("the end\xf0\x9f\x98\x80");
+  for (size_t i = 0; i + 1 < ids.size(); ++i) decoder_->push(ids[i], std::nullopt);
+  const ChoiceDelta before = decoder_->take();
+  ASSERT_LT(before.tokens.size(), ids.size() - 1) << "a part of a character waits";
+  decoder_->end_text();
+  const ChoiceDelta after = decoder_->take();
+  EXPECT_EQ(before.tokens.size() + after.tokens.size(), ids.size() - 1);
+  EXPECT_EQ(before.text + after.text, "the end\xef\xbf\xbd");
+  EXPECT_FALSE(decoder_->finished());
+}
+
 TEST_F(ChoiceDecoderTest, PiecesAreAlwaysWholeUtf8) {
   decoder_ = std::make_unique<ChoiceDecoder>(*tokenizer_, options_, 0);
   for (const int32_t id : encode("\xf0\x9f\x98\x80\xe6\xbc\xa2\xe5\xad\x97")) {
