@@ -9,7 +9,7 @@ cd "$REPO_ROOT" || exit
 reports=$(mktemp -d)
 trap 'rm -rf "$reports"' EXIT
 export ASAN_OPTIONS="log_path=$reports/asan ${ASAN_OPTIONS:-}"
-export UBSAN_OPTIONS="log_path=$reports/ubsan print_stacktrace=1 ${UBSAN_OPTIONS:-}"
+export UBSAN_OPTIONS="print_stacktrace=1 ${UBSAN_OPTIONS:-}" # beside ASan its reports go to stderr, whatever it is told
 export TSAN_OPTIONS="suppressions=$REPO_ROOT/scripts/tsan.supp print_suppressions=0 log_path=$reports/tsan ${TSAN_OPTIONS:-}"
 jobs=${TEST_JOBS:-$(nproc)}
 status=0
@@ -34,6 +34,7 @@ run() {
   summary=$(grep -E '^[0-9]+% tests passed' "$log" | tail -1)
   echo "$title: ${summary:-no tests ran}; built in $built s, tested in $((SECONDS - begun - built)) s"
   sed -n '/The following tests FAILED:/,/^Errors/p' "$log"
+  grep -hE 'runtime error:' "$log" | sort | uniq -c | sort -rn | head -20
   if compgen -G "$reports/*" >/dev/null; then
     status=1
     cat "$reports"/* >"${log%.log}-reports.log"
