@@ -5,7 +5,12 @@ set -uo pipefail
 
 REPO_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$REPO_ROOT" || exit
-export TSAN_OPTIONS="suppressions=$REPO_ROOT/scripts/tsan.supp ${TSAN_OPTIONS:-}"
+# Reports go to files: a test may expect the death of a process, or never ask how a worker of its server ended.
+reports=$(mktemp -d)
+trap 'rm -rf "$reports"' EXIT
+export ASAN_OPTIONS="log_path=$reports/asan ${ASAN_OPTIONS:-}"
+export UBSAN_OPTIONS="print_stacktrace=1 ${UBSAN_OPTIONS:-}" # beside ASan its reports go to stderr, whatever it is told
+export TSAN_OPTIONS="suppressions=$REPO_ROOT/scripts/tsan.supp print_suppressions=0 log_path=$reports/tsan ${TSAN_OPTIONS:-}"
 jobs=${TEST_JOBS:-$(nproc)}
 status=0
 
@@ -29,7 +34,14 @@ run() {
   summary=$(grep -E '^[0-9]+% tests passed' "$log" | tail -1)
   echo "$title: ${summary:-no tests ran}; built in $built s, tested in $((SECONDS - begun - built)) s"
   sed -n '/The following tests FAILED:/,/^Errors/p' "$log"
-  grep -hE '^(SUMMARY: |WARNING: ThreadSanitizer|.*runtime error:)' "$log" | sort | uniq -c | sort -rn | head -20
+  grep -hE 'runtime error:' "$log" | sort | uniq -c | sort -rn | head -20
+  if compgen -G "$reports/*" >/dev/null; then
+    status=1
+    cat "$reports"/* >"${log%.log}-reports.log"
+    rm -f "$reports"/*
+    grep -hE '^(SUMMARY: |.*runtime error:)' "${log%.log}-reports.log" | sort | uniq -c | sort -rn | head -20
+    echo "    whole reports: ${log%.log}-reports.log"
+  fi
 }
 
 unit=(bam_base_tests bam_kernels_tests bam_models_tests bam_transport_tests bam_engine_tests bam_server_tests bam_app_tests)
