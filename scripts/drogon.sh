@@ -75,13 +75,13 @@ debian_archive_uri() {
 }
 
 # private_apt DIR TOOL ARG…: apt with the sources, lists and caches of DIR only: nothing of the unstable suite ever
-# reaches the machine's own lists.
+# reaches the machine's own lists. Archives that stand still (snapshots, mirrors of a site) have lists past their date, signed all the same.
 private_apt() {
   local dir=$1 tool=$2
   shift 2
   "$tool" -q -o Dir::Etc::SourceList="$dir/sources.list" -o Dir::Etc::SourceParts=- -o Dir::Etc::Preferences=/dev/null \
     -o Dir::Etc::PreferencesParts=/dev/null -o Dir::State::lists="$dir/lists" -o Dir::Cache="$dir/cache" -o APT::Sandbox::User="$(id -un)" \
-    -o Acquire::Languages=none -o Acquire::Retries=3 "$@"
+    -o Acquire::Languages=none -o Acquire::Retries=3 -o Acquire::Check-Valid-Until=false "$@"
 }
 
 # source_version DIR PACKAGE PIN: PIN's Debian version if the suite has it, else the newest one.

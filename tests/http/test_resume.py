@@ -174,8 +174,8 @@ class Bounds(bamtest.ServerTest):
         # Another key knows nothing of it.
         self.assertEqual(self.server.get("/v1/stream/paused", headers=self.two).status, 404)
         self.assertEqual(self.server.request("DELETE", "/v1/stream/paused", headers=self.two).status, 404)
-        events += list(get(self.server, "paused", 1, self.one).events())
-        self.assertEqual(json.loads(numbered(events)[-2].split("data: ", 1)[1])["usage"]["completion_tokens"], 6000)
+        events = numbered(events + list(get(self.server, "paused", 1, self.one).events()))
+        self.assertEqual(json.loads(events[-2].split("data: ", 1)[1])["usage"]["completion_tokens"], 6000)
         reply = self.server.get("/v1/stream/paused?from=0", headers=self.one)
         self.assertEqual((reply.status, reply.error["code"]), (410, "events_expired"))
         first_kept = int(reply.error["message"].split("before ")[1].split()[0])
@@ -228,6 +228,7 @@ class Drain(unittest.TestCase):
         self.assertEqual(server.post("/v1/completions", {**SHORT, "stream": True}).status, 503)
         events += list(get(server, "last", 2).events())
         self.assertTrue(numbered(events)[-1].endswith("data: [DONE]"))
+        server.process.wait(bamtest.PATIENCE)  # another signal would be a second one, where the first is a while ago
         server.stop()
 
 
