@@ -373,10 +373,12 @@ void HttpServer::run(std::function<void()> on_ready) {
     running_ = true;
     if (quit_asked_) app.quit();
   });
-  g_running_at = url();
+  struct Running {
+    explicit Running(std::string at) { g_running_at = std::move(at); }
+    ~Running() { g_running_at.clear(); }
+  } const running(url());
   std::atexit(on_exit_while_running);  // after the framework's own, and so before it
   app.run();
-  g_running_at.clear();
 }
 
 void HttpServer::quit() {

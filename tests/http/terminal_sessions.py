@@ -118,7 +118,7 @@ def stopped_chat(recorder):
     text = recorder.begin("chat", "--completion", "-n", "200000", "--temperature", "0", "--ignore-eos")
     text.wait(PROMPT)
     text.type("In the beginning\n")
-    text.wait(r"In the beginning\s+(?!In)[^\n]{40}")
+    text.wait(r"In the beginning\s+(?!In)[^\n]{80}")
     text.press("C")
     text.wait(r"\(stopped\)\s+>>> ")
     text.type("/stats\n")
