@@ -385,10 +385,10 @@ InterruptGuard::InterruptGuard(bool every_time) {
   interrupt_flag = 0;
   struct sigaction action {};
   action.sa_handler = &on_interrupt;
-  action.sa_flags =
-      static_cast<int>(SA_RESETHAND);  // the second signal has its usual effect; no SA_RESTART: epoll_wait wakes up
+  // SA_RESTART: a write to the terminal goes on; epoll_wait wakes up all the same. The second signal has its usual effect.
+  action.sa_flags = SA_RESTART | static_cast<int>(SA_RESETHAND);
   sigaction(SIGTERM, &action, &old_term);
-  if (every_time) action.sa_flags = 0;
+  if (every_time) action.sa_flags = SA_RESTART;
   sigaction(SIGINT, &action, &old_int);
 }
 
