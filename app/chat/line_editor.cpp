@@ -92,6 +92,10 @@ LineEditor::LineEditor(std::string history_file, Completer completer) : impl_(st
   el_set(editor, EL_EDITOR, "emacs");
   // Ctrl-C as a key: it ends the line, and no signal is on its way when the answer begins.
   el_set(editor, EL_SETTY, "-d", "-isig", nullptr);
+  // Between two lines the terminal keeps every key as it is: a Ctrl-D there would be its own end of input, which the editor
+  // never sees. Nor does it write typed keys into the answer.
+  el_set(editor, EL_SETTY, "-x", "-icanon", nullptr);
+  el_set(editor, EL_SETTY, "-x", "-echo", nullptr);
   el_set(editor, EL_ADDFN, "bam-interrupt", "drop the line", &Impl::on_interrupt);
   el_set(editor, EL_ADDFN, "bam-suspend", "stop the program for a while", &Impl::on_suspend);
   el_set(editor, EL_ADDFN, "bam-complete", "complete commands and files", &Impl::on_complete);

@@ -150,6 +150,8 @@ class Server:
         return int(self.wait_line(r"bound to .*://[^ ]*:(\d+)").group(1))
 
     def log(self):
+        if self.process.poll() is not None:
+            self._reader.join(5)  # what it said last may still be in the pipe
         return "\n".join(self.lines[-60:])
 
     def memory_bytes(self):

@@ -70,15 +70,19 @@ class Terminal:
     def wait_exit(self):
         """The exit code; negative: the signal."""
         deadline = time.monotonic() + bamtest.PATIENCE
-        while self._read(0.2) and time.monotonic() < deadline:
-            pass
+        while self._read(0.2):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"it does not end:\n{self.text[-3000:]}")
+        self._reap()
+        return self.status
+
+    def _reap(self):
         if self.status is None:
             _, status = os.waitpid(self.pid, 0)
             self.status = os.waitstatus_to_exitcode(status)
             os.close(self.fd)
-        return self.status
 
     def close(self):
         if self.status is None:
             os.kill(self.pid, signal.SIGKILL)
-            self.wait_exit()
+            self._reap()
