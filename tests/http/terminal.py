@@ -6,6 +6,7 @@ import re
 import select
 import signal
 import struct
+import subprocess
 import termios
 import fcntl
 import time
@@ -21,15 +22,12 @@ class Terminal:
     def __init__(self, *arguments, environment=None, cwd=None, columns=100):
         clean = {key: value for key, value in os.environ.items() if not key.startswith("BAM_")}
         clean.update({"TERM": "xterm", "LC_ALL": "C.UTF-8", **(environment or {})})
-        self.pid, self.fd = pty.fork()
-        if self.pid == 0:
-            try:
-                if cwd:
-                    os.chdir(cwd)
-                os.execve(bamtest.BAM, [bamtest.BAM, *arguments], clean)
-            finally:
-                os._exit(127)
-        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        self.fd, inner = pty.openpty()
+        fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        # pty.fork() would run Python in a child of a process with threads, which can wait for ever on a lock of theirs.
+        self.process = subprocess.Popen(["setsid", "--ctty", bamtest.BAM, *arguments], stdin=inner, stdout=inner, stderr=inner, cwd=cwd, env=clean)
+        os.close(inner)
+        self.pid = self.process.pid
         self.raw = ""
         self.seen = 0  # how much of the text earlier waits have passed
         self.status = None
@@ -78,8 +76,7 @@ class Terminal:
 
     def _reap(self):
         if self.status is None:
-            _, status = os.waitpid(self.pid, 0)
-            self.status = os.waitstatus_to_exitcode(status)
+            self.status = self.process.wait()
             os.close(self.fd)
 
     def close(self):
