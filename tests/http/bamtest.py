@@ -22,6 +22,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 BAM = os.environ.get("BAM_BINARY", str(ROOT / "build" / "bam"))
 # After so many seconds something hangs. It bounds every wait and measures nothing: no test may need a fast machine.
 PATIENCE = 300
+# For servers whose clients let their streams lie for a while: nothing pauses and nobody is cut off meanwhile.
+UNREAD = ("--max-unsent", "64MiB", "--stall-timeout", "1h")
 _checkpoint = None
 
 

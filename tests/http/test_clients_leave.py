@@ -188,7 +188,7 @@ class StallTimeout(bamtest.ServerTest):
 
 
 class IdleTimeout(bamtest.ServerTest):
-    arguments = ("--idle-timeout", "2s", "--read-timeout", "2s", "--max-unsent", "64MiB")
+    arguments = ("--idle-timeout", "2s", "--read-timeout", "2s", *bamtest.UNREAD)
 
     def test_idle_connections_are_closed_and_busy_ones_are_not(self):
         stream = self.server.stream("/v1/completions", ENDLESS)

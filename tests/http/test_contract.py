@@ -132,7 +132,7 @@ VLLM_HISTOGRAMS = ["time_to_first_token_seconds", "inter_token_latency_seconds",
 
 
 class Section2(bamtest.ServerTest):
-    arguments = ("--max-body", "1MiB", "--ping-interval", "1s", "--max-unsent", "64MiB")
+    arguments = ("--max-body", "1MiB", "--ping-interval", "1s", *bamtest.UNREAD)
 
     def refused(self, reply, status, code=None, param=None):
         self.assertEqual(reply.status, status, reply.text)
@@ -367,7 +367,7 @@ class Section2(bamtest.ServerTest):
 
 
 class Section2Limits(bamtest.ServerTest):
-    arguments = ("--max-num-seqs", "1", "--max-queue", "1", "--max-model-len", "20000", "--max-unsent", "64MiB")
+    arguments = ("--max-num-seqs", "1", "--max-queue", "1", "--max-model-len", "20000", *bamtest.UNREAD)
 
     def test_2_2_the_context_can_be_filled(self):
         prompt = [5] * 19900
@@ -454,7 +454,7 @@ class Section3(bamtest.ServerTest):
 class Section3Signals(unittest.TestCase):
     def test_3_3_drain(self):
         for stop in (signal.SIGTERM, signal.SIGINT):
-            server = bamtest.Server("--max-unsent", "64MiB", "--drain-timeout", "1h")
+            server = bamtest.Server(*bamtest.UNREAD, "--drain-timeout", "1h")
             holder = server.stream("/v1/completions", {**LONG, "max_tokens": 100000})  # until the checks are done
             stream = server.stream("/v1/completions", LONG)
             for each in (holder, stream):

@@ -132,7 +132,7 @@ class Errors(bamtest.ServerTest):
 
 
 class QueueFull(bamtest.ServerTest):
-    arguments = ("--max-num-seqs", "1", "--max-queue", "2", "--max-unsent", "64MiB")
+    arguments = ("--max-num-seqs", "1", "--max-queue", "2", *bamtest.UNREAD)
 
     def test_429_with_retry_after(self):
         body = {"prompt": "The grass is", "max_tokens": 50000, "ignore_eos": True}

@@ -21,7 +21,7 @@ def copied_checkpoint(folder):
 
 
 class QueueTimeout(bamtest.ServerTest):
-    arguments = ("--max-num-seqs", "1", "--queue-timeout", "1s", "--request-timeout", "1h", "--max-unsent", "64MiB")
+    arguments = ("--max-num-seqs", "1", "--queue-timeout", "1s", "--request-timeout", "1h", *bamtest.UNREAD)
 
     def test_ends_what_waits_and_nothing_else(self):
         stream = self.server.stream("/v1/completions", ENDLESS)
@@ -38,7 +38,7 @@ class QueueTimeout(bamtest.ServerTest):
 
 
 class RequestTimeout(bamtest.ServerTest):
-    arguments = ("--request-timeout", "1s", "--max-unsent", "64MiB")
+    arguments = ("--request-timeout", "1s", *bamtest.UNREAD)
 
     def test_ends_what_runs(self):
         events = list(self.server.stream("/v1/completions", ENDLESS).events())
@@ -52,7 +52,7 @@ class RequestTimeout(bamtest.ServerTest):
 
 
 class QueuedTokens(bamtest.ServerTest):
-    arguments = ("--max-num-seqs", "1", "--max-queued-tokens", "2000", "--max-unsent", "64MiB")
+    arguments = ("--max-num-seqs", "1", "--max-queued-tokens", "2000", *bamtest.UNREAD)
 
     def test_prompts_of_the_queue_are_limited_in_tokens(self):
         running = self.server.stream("/v1/completions", ENDLESS)
@@ -126,14 +126,13 @@ class RetryAfter(unittest.TestCase):
         print(f"\nRetry-After, {name}: {long_wait} s behind {4 * tokens} tokens, {told} s behind {tokens}; accepted at try {tries}")
 
     def test_limit_in_requests(self):
-        with bamtest.running_server("--max-num-seqs", "2", "--max-queue", "2", "--max-unsent", "64MiB") as server:
+        with bamtest.running_server("--max-num-seqs", "2", "--max-queue", "2", *bamtest.UNREAD) as server:
             self.check("limit in requests", server,
                        lambda tokens: [{"prompt": "The grass is", "max_tokens": count} for count in (tokens, 2 * tokens)],
                        [{"prompt": "The grass is", "max_tokens": 10}] * 2, {"prompt": "The grass is", "max_tokens": 1})
 
     def test_limit_in_tokens(self):
-        with bamtest.running_server("--max-num-seqs", "1", "--max-queued-tokens", "4000", "--prefix-cache", "off", "--max-unsent",
-                                    "64MiB") as server:
+        with bamtest.running_server("--max-num-seqs", "1", "--max-queued-tokens", "4000", "--prefix-cache", "off", *bamtest.UNREAD) as server:
             # Two of the three that wait must have started before 2,500 more tokens fit.
             self.check("limit in tokens", server,
                        lambda tokens: [{"prompt": [7] * 1300, "max_tokens": tokens}],
@@ -156,7 +155,7 @@ class QueueLimits(bamtest.ServerTest):
         self.assertEqual(self.server.complete([5] * 400, max_tokens=1).status, 200)  # alone, a long prompt is let in
 
     def test_streams_of_lower_priority_wait(self):
-        with bamtest.running_server("--max-num-seqs", "1", "--max-unsent", "64MiB") as server:
+        with bamtest.running_server("--max-num-seqs", "1", *bamtest.UNREAD) as server:
             first = server.stream("/v1/completions", ENDLESS)
             first.next_event()
             waiting = []

@@ -140,7 +140,7 @@ class Signals(unittest.TestCase):
     ENDLESS = {"prompt": "x", "max_tokens": 100_000, "ignore_eos": True}
 
     def test_sigterm_under_load(self):
-        server = bamtest.Server("--drain-timeout", "1h", "--max-unsent", "64MiB")
+        server = bamtest.Server("--drain-timeout", "1h", *bamtest.UNREAD)
         holder = server.stream("/v1/completions", self.ENDLESS)  # the drain lasts until its client leaves
         streams = [server.stream("/v1/completions", {"prompt": "x", "max_tokens": 200, "ignore_eos": True}) for _ in range(8)]
         for stream in (holder, *streams):
@@ -167,7 +167,7 @@ class Signals(unittest.TestCase):
         keep.close()
 
     def test_drain_timeout_ends_what_still_runs(self):
-        server = bamtest.Server("--drain-timeout", "1s", "--max-unsent", "64MiB")
+        server = bamtest.Server("--drain-timeout", "1s", *bamtest.UNREAD)
         stream = server.stream("/v1/completions", self.ENDLESS)
         stream.next_event()
         server.process.send_signal(signal.SIGTERM)
@@ -175,7 +175,7 @@ class Signals(unittest.TestCase):
         self.assertEqual(server.process.wait(bamtest.PATIENCE), 1)
 
     def test_second_signal_aborts(self):
-        server = bamtest.Server("--drain-timeout", "1h", "--max-unsent", "64MiB")
+        server = bamtest.Server("--drain-timeout", "1h", *bamtest.UNREAD)
         stream = server.stream("/v1/completions", self.ENDLESS)
         stream.next_event()
         # Supervisors signal the process and its group: two at once are one.
@@ -238,7 +238,7 @@ def busiest_thread(pid):
 
 
 class Stalled(bamtest.ServerTest):
-    arguments = ("--threads", "1", "--max-unsent", "64MiB")
+    arguments = ("--threads", "1", *bamtest.UNREAD)
 
     def test_an_engine_that_hangs_is_not_ready_until_it_goes_on(self):
         stream = self.server.stream("/v1/completions", {"prompt": "x", "max_tokens": 100000, "ignore_eos": True})

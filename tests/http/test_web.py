@@ -422,7 +422,7 @@ class WithKey(PageTest):
 
 
 class Trouble(PageTest):
-    server_flags = ("--max-num-seqs", "1", "--max-queue", "1", "--max-unsent", "64MiB")
+    server_flags = ("--max-num-seqs", "1", "--max-queue", "1", *bamtest.UNREAD)
     # 503: a server that has come back answers so until its model is loaded.
     expected_console = ("429", "503", "ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET", "ERR_EMPTY_RESPONSE",
                         "ERR_INCOMPLETE_CHUNKED_ENCODING")
