@@ -257,7 +257,7 @@ Json to_json(const Inspection& in) {
 void append_measurement(const AttentionMeasurement& in, std::string& out) {
   out +=
       fmt::format("\nA passkey prompt of {} tokens took {:.2f} s ({:.2f} s to the first token) and {} of KV pages.\n",
-                  in.prompt_tokens, in.seconds, in.first_token_seconds, format_bytes(in.kv_bytes));
+                  in.prompt_tokens, in.seconds, in.first_token_seconds, format_bytes(static_cast<double>(in.kv_bytes)));
   out +=
       fmt::format("Hidden: {}. Answer: {}, {}.\n", in.key,
                   Json(in.answer).dump(-1, ' ', false, Json::error_handler_t::replace), in.right ? "right" : "wrong");
@@ -277,14 +277,15 @@ void print_text(const Inspection& in) {
                      format_magnitude(config.num_parameters_without_embedding() + config.num_embedding_parameters()),
                      format_magnitude(config.num_embedding_parameters()),
                      format_magnitude(config.num_parameters_without_embedding()));
-  out += fmt::format("files        {} in {} file(s), {}\n", format_bytes(in.file_bytes), in.num_files,
-                     dtype_name(config.torch_dtype));
+  out += fmt::format("files        {} in {} file(s), {}\n", format_bytes(static_cast<double>(in.file_bytes)),
+                     in.num_files, dtype_name(config.torch_dtype));
   out += fmt::format("shape        {} layers, hidden {}, FFN {}, {} heads ({} KV) of {}, vocabulary {}\n",
                      config.num_layers, config.hidden_size, config.intermediate_size, config.num_heads,
                      config.num_kv_heads, config.head_dim, config.vocab_size);
   out += fmt::format("positions    {}{}, trained on {} tokens\n\n", position_encoding_name(config.position_encoding),
                      config.ssmax ? " with SSMax" : "", config.max_position_embeddings);
-  out += fmt::format("KV cache     bytes/token   tokens in {:<10} longest context\n", format_bytes(in.kv_memory_bytes));
+  out += fmt::format("KV cache     bytes/token   tokens in {:<10} longest context\n",
+                     format_bytes(static_cast<double>(in.kv_memory_bytes)));
   for (const DType dtype : kKvDtypes) {
     const KvCost cost = kv_cost(in, dtype);
     out += fmt::format("  {:<10} {:>12.0f}   {:>20} {:>15}\n", dtype_name(dtype), cost.bytes_per_token, cost.tokens,

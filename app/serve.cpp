@@ -64,7 +64,7 @@ std::atomic<bool> g_finished{false};
 int64_t monotonic_ms() {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<int64_t>(now.tv_sec) * 1000 + now.tv_nsec / 1'000'000;
+  return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
 }
 
 void abort_on_later_signal(int signal) {

@@ -9,6 +9,5 @@ namespace bam {
 
 }  // namespace bam
 
-#define BAM_CHECK(cond) (static_cast<bool>(cond) ? void(0) : ::bam::check_failed(#cond, __FILE__, __LINE__))
-#define BAM_CHECK_MSG(cond, msg) \
-  (static_cast<bool>(cond) ? void(0) : ::bam::check_failed(#cond, __FILE__, __LINE__, (msg)))
+#define BAM_CHECK(cond) ((cond) ? void(0) : ::bam::check_failed(#cond, __FILE__, __LINE__))
+#define BAM_CHECK_MSG(cond, msg) ((cond) ? void(0) : ::bam::check_failed(#cond, __FILE__, __LINE__, (msg)))

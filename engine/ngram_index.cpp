@@ -22,7 +22,7 @@ size_t NgramIndex::slot_of(const int32_t* ngram) const {
     h = (h ^ static_cast<uint32_t>(ngram[i])) * 0x9e3779b97f4a7c15;
     h ^= h >> 32;
   }
-  return static_cast<size_t>(h & mask_);
+  return h & mask_;
 }
 
 int64_t NgramIndex::extend(std::span<const int32_t> tokens, int64_t begin, int64_t end, int64_t limit) {

@@ -41,7 +41,7 @@ StageInfo describe_stage(BamModel& model, const KvPlan& plan, uint64_t tokenizer
 }
 
 void write(wire::Writer& writer, const StageInfo& info) {
-  writer.number(static_cast<uint64_t>(info.identity.size()));
+  writer.number(info.identity.size());
   for (const auto& [what, value] : info.identity) {
     writer.text(what);
     writer.text(value);

@@ -76,7 +76,7 @@ Reader::Reader(std::span<const std::byte> message) {
         "its kind");
   check(raw.payload_bytes <= message.size() - kHeadBytes, "its payload");
   head_ = {static_cast<Kind>(raw.kind), raw.epoch, raw.step};
-  payload_ = message.subspan(kHeadBytes, static_cast<size_t>(raw.payload_bytes));
+  payload_ = message.subspan(kHeadBytes, raw.payload_bytes);
   rest_ = message.subspan(kHeadBytes + payload_.size());
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "base/check.h"
 
@@ -31,6 +33,18 @@ bool tables_cover(std::span<const SequenceRows> sequences, const KvLayout& layou
 
 bool all_below(std::span<const int32_t> values, int64_t end) {
   return std::ranges::all_of(values, [end](int32_t value) { return value >= 0 && value < end; });
+}
+
+template <typename T>
+bool within(DrawSlice slice, const std::vector<T>& list) {
+  return slice.begin >= 0 && slice.count >= 0 && std::cmp_less_equal(int64_t{slice.begin} + slice.count, list.size());
+}
+
+bool fits(const DrawBatch& batch, ConstFloatRows logits) {
+  return std::ranges::all_of(batch.rows, [&](const DrawRow& row) {
+    return row.row >= 0 && row.row < logits.count && within(row.seen, batch.seen) && within(row.biases, batch.biases) &&
+           within(row.banned, batch.banned);
+  });
 }
 
 void check_linear(const LinearWeights& weights, ConstOperandRows in, int64_t out_count, int64_t out_width) {
@@ -173,7 +187,8 @@ bool Backend::supports_drawing(int64_t) const { return false; }
 
 void Backend::draw_tokens(ConstFloatRows logits, const DrawBatch& batch, std::span<int32_t> tokens,
                           std::span<const int32_t> wanted, std::span<float> host) {
-  BAM_CHECK(tokens.size() == batch.rows.size() && all_below(wanted, logits.count));
+  BAM_CHECK(supports_drawing(logits.width) && tokens.size() == batch.rows.size());
+  BAM_CHECK(fits(batch, logits) && all_below(wanted, logits.count));
   BAM_CHECK(wanted.empty() || host.size() == static_cast<size_t>(logits.size()));
   do_draw_tokens(logits, batch, tokens, wanted, host);
 }
@@ -183,16 +198,19 @@ void Backend::do_draw_tokens(ConstFloatRows, const DrawBatch&, std::span<int32_t
   BAM_CHECK(false && "this backend does not draw tokens");
 }
 
+void Backend::copy_page(const KvCacheView& kv, int32_t from, int32_t to) {
+  BAM_CHECK(from >= 0 && from < kv.num_pages && to >= 0 && to < kv.num_pages);
+  do_copy_page(kv, from, to);
+}
+
 void Backend::read_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<std::byte> out) {
-  const size_t bytes = kv.layout.page_bytes();
-  BAM_CHECK(out.size() == pages.size() * bytes);
-  for (size_t i = 0; i < pages.size(); ++i) read_page(kv, pages[i], out.subspan(i * bytes, bytes));
+  BAM_CHECK(out.size() == pages.size() * kv.layout.page_bytes() && all_below(pages, kv.num_pages));
+  do_read_pages(kv, pages, out);
 }
 
 void Backend::write_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<const std::byte> in) {
-  const size_t bytes = kv.layout.page_bytes();
-  BAM_CHECK(in.size() == pages.size() * bytes);
-  for (size_t i = 0; i < pages.size(); ++i) write_page(kv, pages[i], in.subspan(i * bytes, bytes));
+  BAM_CHECK(in.size() == pages.size() * kv.layout.page_bytes() && all_below(pages, kv.num_pages));
+  do_write_pages(kv, pages, in);
 }
 
 }  // namespace bam

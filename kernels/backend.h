@@ -208,13 +208,14 @@ class Backend {
   void draw_tokens(ConstFloatRows logits, const DrawBatch& batch, std::span<int32_t> tokens,
                    std::span<const int32_t> wanted, std::span<float> host);
   // Copies page `from` to page `to` (copy-on-write).
-  virtual void copy_page(const KvCacheView& kv, int32_t from, int32_t to) = 0;
-  // Raw page contents for snapshots and swap.
-  virtual void read_page(const KvCacheView& kv, int32_t page, std::span<std::byte> out) = 0;
-  virtual void write_page(const KvCacheView& kv, int32_t page, std::span<const std::byte> in) = 0;
-  // The same for many pages, one after the other in host memory; a GPU waits once, not per page.
-  virtual void read_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<std::byte> out);
-  virtual void write_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<const std::byte> in);
+  void copy_page(const KvCacheView& kv, int32_t from, int32_t to);
+  // Raw page contents for snapshots and swap, one after the other in host memory; a GPU waits once, not per page.
+  void read_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<std::byte> out);
+  void write_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<const std::byte> in);
+  void read_page(const KvCacheView& kv, int32_t page, std::span<std::byte> out) { read_pages(kv, {&page, 1}, out); }
+  void write_page(const KvCacheView& kv, int32_t page, std::span<const std::byte> in) {
+    write_pages(kv, {&page, 1}, in);
+  }
 
  protected:
   // The operations above, with shapes that fit.
@@ -240,6 +241,9 @@ class Backend {
   virtual void do_read_operands(ConstOperandRows device, std::span<float> host) = 0;
   virtual void do_draw_tokens(ConstFloatRows logits, const DrawBatch& batch, std::span<int32_t> tokens,
                               std::span<const int32_t> wanted, std::span<float> host);
+  virtual void do_copy_page(const KvCacheView& kv, int32_t from, int32_t to) = 0;
+  virtual void do_read_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<std::byte> out) = 0;
+  virtual void do_write_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<const std::byte> in) = 0;
 };
 
 struct BackendOptions {

@@ -62,6 +62,10 @@ struct KvCacheView {
   std::byte* base = nullptr;
   int64_t num_pages = 0;
   KvLayout layout;
+
+  std::span<std::byte> page(int32_t id) const {
+    return {base + static_cast<size_t>(id) * layout.page_bytes(), layout.page_bytes()};
+  }
 };
 
 }  // namespace bam

@@ -14,6 +14,9 @@ struct Rows {
   int64_t width = 0;
 
   int64_t size() const { return count * width; }
+  Rows slice(int64_t first, int64_t rows) const requires(!std::is_void_v<T>) {
+    return {data + first * width, rows, width};
+  }
   operator Rows<const T>() const requires(!std::is_const_v<T>) { return {data, count, width}; }
 };
 using FloatRows = Rows<float>;

@@ -53,7 +53,7 @@ class TableHistory {
   // Changes after `version`, oldest first, some maybe twice; nullopt: not known any more.
   std::optional<std::span<const Change>> since(uint64_t version) const {
     if (version < dropped_ || version > this->version()) return std::nullopt;
-    return std::span(changes_).subspan(static_cast<size_t>(version - dropped_));
+    return std::span(changes_).subspan(version - dropped_);
   }
 
  private:

@@ -138,7 +138,7 @@ class WireTransport : public Transport {
         }
         const auto begin = frame.begin() + sizeof head;
         if (head.kind == kAlive) continue;
-        if (head.kind == kLost) return hear_of_loss({&*begin, static_cast<size_t>(head.length)}, peer);
+        if (head.kind == kLost) return hear_of_loss({&*begin, head.length}, peer);
         std::vector<std::byte> message = mailbox_.spare(peer, static_cast<Channel>(head.kind));
         message.resize(head.length);
         const size_t first = std::min<size_t>(head.length, kInlineBytes);

@@ -95,10 +95,11 @@ Chart draw_heat_map(const PasskeyRun& run, const std::string& id, const std::str
   int row = 0;
   for (const auto& [depth, sum] : by_depth) {
     const double y = top + cell_h * row;
-    const std::string name = fmt::format("{:.{}f} %", depth / 1e4, depth % 10000 == 0 ? 0 : 1);
+    const std::string name = fmt::format("{:.{}f} %", static_cast<double>(depth) / 1e4, depth % 10000 == 0 ? 0 : 1);
     const bool last = row + 1 == static_cast<int>(rows);
     if (std::fmod(row, depth_step) == 0 || last) {
-      canvas.text(left - 8, y + cell_h / 2 + 3.5, fmt::format("{:.0f} %", depth / 1e4), "m", "end", 11);
+      canvas.text(left - 8, y + cell_h / 2 + 3.5, fmt::format("{:.0f} %", static_cast<double>(depth) / 1e4), "m", "end",
+                  11);
     }
     int column = 0;
     for (const auto& [length, ignored] : by_length) {

@@ -238,7 +238,7 @@ HttpLoop::HttpLoop(HttpSettings settings) {
   curl_multi_setopt(impl_->multi, CURLMOPT_SOCKETDATA, impl_.get());
   curl_multi_setopt(impl_->multi, CURLMOPT_TIMERFUNCTION, &Impl::on_timer);
   curl_multi_setopt(impl_->multi, CURLMOPT_TIMERDATA, impl_.get());
-  curl_multi_setopt(impl_->multi, CURLMOPT_PIPELINING, static_cast<long>(CURLPIPE_NOTHING));
+  curl_multi_setopt(impl_->multi, CURLMOPT_PIPELINING, CURLPIPE_NOTHING);
   curl_multi_setopt(impl_->multi, CURLMOPT_MAXCONNECTS, 16384L);
 }
 

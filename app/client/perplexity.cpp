@@ -111,7 +111,7 @@ void PerplexityRunner::choose_dialect() {
 }
 
 TokenIds PerplexityRunner::sequence(size_t index) const {
-  const auto size = static_cast<std::ptrdiff_t>(options_.length + 1);
+  const std::ptrdiff_t size = options_.length + 1;
   const auto begin = ids_.begin() + static_cast<std::ptrdiff_t>(index) * size;
   return {begin, begin + size};
 }

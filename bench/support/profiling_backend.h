@@ -52,13 +52,6 @@ class ProfilingBackend final : public Backend {
   }
   void begin_step(const StepInput& step) override { inner_->begin_step(step); }
   void abandon_step() noexcept override { inner_->abandon_step(); }
-  void copy_page(const KvCacheView& kv, int32_t from, int32_t to) override { inner_->copy_page(kv, from, to); }
-  void read_page(const KvCacheView& kv, int32_t page, std::span<std::byte> out) override {
-    inner_->read_page(kv, page, out);
-  }
-  void write_page(const KvCacheView& kv, int32_t page, std::span<const std::byte> in) override {
-    inner_->write_page(kv, page, in);
-  }
 
  protected:
   void do_embed(const HostMatrix& table, std::span<const int32_t> tokens, FloatRows x) override {
@@ -103,6 +96,13 @@ class ProfilingBackend final : public Backend {
   void do_read_floats(ConstFloatRows device, std::span<float> host) override { inner_->read_floats(device, host); }
   void do_read_operands(ConstOperandRows device, std::span<float> host) override {
     inner_->read_operands(device, host);
+  }
+  void do_copy_page(const KvCacheView& kv, int32_t from, int32_t to) override { inner_->copy_page(kv, from, to); }
+  void do_read_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<std::byte> out) override {
+    inner_->read_pages(kv, pages, out);
+  }
+  void do_write_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<const std::byte> in) override {
+    inner_->write_pages(kv, pages, in);
   }
 
  private:

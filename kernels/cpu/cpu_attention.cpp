@@ -144,7 +144,7 @@ void CpuBackend::fetch_block(const Call& call, const QueryBlock& block) const {
     const std::byte* at = tile_at(layout, call.kv.base, pages, tile);
     const size_t keys = static_cast<size_t>(std::min<int64_t>(last - tile * kTileKeys + 1, kTileKeys));
     const size_t panels = (keys + kPanelKeys - 1) / kPanelKeys;
-    const size_t bits = static_cast<size_t>(dtype_bits(layout.dtype));
+    const size_t bits = dtype_bits(layout.dtype);
     fetch(at + layout.k_offset, panels * kPanelKeys * static_cast<size_t>(layout.head_dim) * bits / 8);
     fetch(at + layout.v_offset, keys * static_cast<size_t>(layout.padded_dim) * bits / 8);
   }

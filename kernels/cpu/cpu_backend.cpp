@@ -367,19 +367,22 @@ void CpuBackend::do_read_floats(ConstFloatRows device, std::span<float> host) {
   if (device.data != host.data()) std::memcpy(host.data(), device.data, host.size_bytes());
 }
 
-void CpuBackend::copy_page(const KvCacheView& kv, int32_t from, int32_t to) {
-  const size_t bytes = kv.layout.page_bytes();
-  std::memcpy(kv.base + static_cast<size_t>(to) * bytes, kv.base + static_cast<size_t>(from) * bytes, bytes);
+void CpuBackend::do_copy_page(const KvCacheView& kv, int32_t from, int32_t to) {
+  std::memcpy(kv.page(to).data(), kv.page(from).data(), kv.layout.page_bytes());
 }
 
-void CpuBackend::read_page(const KvCacheView& kv, int32_t page, std::span<std::byte> out) {
-  BAM_CHECK(out.size() == kv.layout.page_bytes());
-  std::memcpy(out.data(), kv.base + static_cast<size_t>(page) * out.size(), out.size());
+void CpuBackend::do_read_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<std::byte> out) {
+  for (const int32_t page : pages) {
+    std::memcpy(out.data(), kv.page(page).data(), kv.layout.page_bytes());
+    out = out.subspan(kv.layout.page_bytes());
+  }
 }
 
-void CpuBackend::write_page(const KvCacheView& kv, int32_t page, std::span<const std::byte> in) {
-  BAM_CHECK(in.size() == kv.layout.page_bytes());
-  std::memcpy(kv.base + static_cast<size_t>(page) * in.size(), in.data(), in.size());
+void CpuBackend::do_write_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<const std::byte> in) {
+  for (const int32_t page : pages) {
+    std::memcpy(kv.page(page).data(), in.data(), kv.layout.page_bytes());
+    in = in.subspan(kv.layout.page_bytes());
+  }
 }
 
 }  // namespace bam::cpu

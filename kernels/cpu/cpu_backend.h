@@ -70,9 +70,6 @@ class CpuBackend final : public Backend {
   std::unique_ptr<DeviceBuffer> make_vector(std::span<const float> values) override;
   std::unique_ptr<AttentionLayer> make_attention(const AttentionSpec& spec) override;
   void reserve_positions(std::span<AttentionLayer* const> layers, int64_t num_positions) override;
-  void copy_page(const KvCacheView& kv, int32_t from, int32_t to) override;
-  void read_page(const KvCacheView& kv, int32_t page, std::span<std::byte> out) override;
-  void write_page(const KvCacheView& kv, int32_t page, std::span<const std::byte> in) override;
   const AttentionPlanner& planner() const { return planner_; }
 
  protected:
@@ -93,6 +90,9 @@ class CpuBackend final : public Backend {
                            std::span<AttentionCounters> per_head) override;
   void do_gather_rows(ConstFloatRows in, std::span<const int32_t> rows, FloatRows out) override;
   void do_read_floats(ConstFloatRows device, std::span<float> host) override;
+  void do_copy_page(const KvCacheView& kv, int32_t from, int32_t to) override;
+  void do_read_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<std::byte> out) override;
+  void do_write_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<const std::byte> in) override;
   void do_read_operands(ConstOperandRows device, std::span<float> host) override {
     do_read_floats({static_cast<const float*>(device.data), device.count, device.width}, host);
   }

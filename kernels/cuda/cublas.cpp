@@ -157,7 +157,7 @@ void Cublas::multiply(const GemmArgs& args, int32_t* products, const Queue& queu
   if (args.weight == DType::kI8) {
     scale_products(args, products, queue);
   } else if (args.output == GemmOutput::kOperand && args.operand == DType::kF16) {
-    clamp_halves(args.out, args.rows * args.n, queue);
+    clamp_halves({args.out, args.rows, args.n}, queue);
   }
 }
 

@@ -256,7 +256,7 @@ void CudaBackend::do_embed(const HostMatrix& table, std::span<const int32_t> tok
     staging_.begin();
     graph_.begin();
   }
-  embed_rows(rows, table.dtype, upload(tokens), count, table.cols, x.data, queue());
+  embed_rows(rows, table.dtype, upload(tokens), x, queue());
 }
 
 // By how much the angle of every dim advances per position, in units of 2^-64 turns.
@@ -284,37 +284,36 @@ void CudaBackend::do_add_sinusoidal(std::span<const SequenceRows> sequences, dou
     std::vector<int32_t> positions(static_cast<size_t>(seq.num_rows));
     for (int64_t r = 0; r < seq.num_rows; ++r)
       positions[static_cast<size_t>(r)] = static_cast<int32_t>(seq.start_pos + r);
-    add_sinusoidal_rows(upload(std::span<const int32_t>(positions)), seq.num_rows, turns, x.width,
-                        x.data + seq.row_begin * x.width, queue());
+    add_sinusoidal_rows(upload(std::span<const int32_t>(positions)), turns, x.slice(seq.row_begin, seq.num_rows),
+                        queue());
   }
 }
 
 void CudaBackend::do_rms_norm(ConstFloatRows x, const DeviceBuffer& weight, float eps, OperandRows out) {
   const auto device = context_.enter();
   if (x.count == 0) return;
-  rms_norm_rows(x.data, static_cast<const CudaBuffer&>(weight).memory.as<float>(), eps, x.count, x.width, operand_,
-                out.data, queue());
+  rms_norm_rows(x, static_cast<const CudaBuffer&>(weight).memory.as<float>(), eps, operand_, out, queue());
 }
 
 void CudaBackend::do_swiglu(ConstOperandRows in, OperandRows out) {
   const auto device = context_.enter();
   if (in.count == 0) return;
-  swiglu_rows(operand_, in.data, in.count, out.width, out.data, queue());
+  swiglu_rows(operand_, in, out, queue());
 }
 
 void CudaBackend::do_linear(const LinearWeights& weights, ConstOperandRows in, OperandRows out) {
-  gemm(weights, in, out.data, GemmOutput::kOperand);
+  gemm(weights, in, out, GemmOutput::kOperand);
 }
 
 void CudaBackend::do_linear_add(const LinearWeights& weights, ConstOperandRows in, FloatRows residual) {
-  gemm(weights, in, residual.data, GemmOutput::kAddFloat);
+  gemm(weights, in, {residual.data, residual.count, residual.width}, GemmOutput::kAddFloat);
 }
 
 void CudaBackend::do_linear_logits(const LinearWeights& weights, ConstOperandRows in, FloatRows logits) {
-  gemm(weights, in, logits.data, GemmOutput::kFloat);
+  gemm(weights, in, {logits.data, logits.count, logits.width}, GemmOutput::kFloat);
 }
 
-void CudaBackend::gemm(const LinearWeights& weights, ConstOperandRows in, void* out, GemmOutput output) {
+void CudaBackend::gemm(const LinearWeights& weights, ConstOperandRows in, OperandRows out, GemmOutput output) {
   const auto device = context_.enter();
   const int64_t rows = in.count;
   if (rows == 0) return;
@@ -327,12 +326,12 @@ void CudaBackend::gemm(const LinearWeights& weights, ConstOperandRows in, void* 
                 .ldk = linear.ldk,
                 .operand = operand_,
                 .weight = linear.dtype,
-                .out = out,
+                .out = out.data,
                 .output = output};
   if (linear.dtype == DType::kI8) {
     auto* codes = quantised_.reserve<int8_t>(static_cast<size_t>(rows * linear.ldk));
     auto* scale = quantised_scale_.reserve<float>(static_cast<size_t>(rows));
-    quantize_rows(operand_, in.data, rows, linear.k, linear.ldk, codes, scale, queue());
+    quantize_rows(operand_, in, {codes, rows, linear.ldk}, scale, queue());
     args.x = codes;
     args.x_scale = scale;
     args.w_scale = linear.scale.as<float>();
@@ -354,7 +353,7 @@ void CudaBackend::gemm(const LinearWeights& weights, ConstOperandRows in, void* 
 void CudaBackend::do_gather_rows(ConstFloatRows in, std::span<const int32_t> rows, FloatRows out) {
   const auto device = context_.enter();
   if (rows.empty()) return;
-  gather_float_rows(in.data, upload(rows), out.count, in.width, out.data, queue());
+  gather_float_rows(in, upload(rows), out, queue());
 }
 
 std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options) {

@@ -100,11 +100,6 @@ class CudaBackend final : public Backend {
   void prepare_attention(std::span<AttentionLayer* const> layers, const KvLayout& layout) override;
   void abandon_step() noexcept override;
   bool supports_drawing(int64_t vocab_size) const override { return vocab_size <= kMaxDrawVocab; }
-  void copy_page(const KvCacheView& kv, int32_t from, int32_t to) override;
-  void read_page(const KvCacheView& kv, int32_t page, std::span<std::byte> out) override;
-  void write_page(const KvCacheView& kv, int32_t page, std::span<const std::byte> in) override;
-  void read_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<std::byte> out) override;
-  void write_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<const std::byte> in) override;
 
   // How often a block table was compared with one that is already there.
   uint64_t tables_compared() const { return tables_compared_; }
@@ -128,6 +123,9 @@ class CudaBackend final : public Backend {
                     std::span<const int32_t> query_rows, ConstOperandRows qkv, const AttentionOptions& options,
                     OperandRows out, std::span<AttentionCounters> per_head) override;
   void do_gather_rows(ConstFloatRows in, std::span<const int32_t> rows, FloatRows out) override;
+  void do_copy_page(const KvCacheView& kv, int32_t from, int32_t to) override;
+  void do_read_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<std::byte> out) override;
+  void do_write_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<const std::byte> in) override;
   void do_read_floats(ConstFloatRows device, std::span<float> host) override;
   void do_read_operands(ConstOperandRows device, std::span<float> host) override;
   void do_draw_tokens(ConstFloatRows logits, const DrawBatch& batch, std::span<int32_t> tokens,
@@ -175,7 +173,7 @@ class CudaBackend final : public Backend {
   };
   Table upload_table(const AttentionSpec& spec, const SequenceRows& sequence, int64_t num_tiles,
                      const KvLayout& layout);
-  void gemm(const LinearWeights& weights, ConstOperandRows in, void* out, GemmOutput output);
+  void gemm(const LinearWeights& weights, ConstOperandRows in, OperandRows out, GemmOutput output);
   const void* embedding_on_device(const HostMatrix& table);
   const unsigned long long* sinusoidal_turns(double theta, int64_t hidden);
   void begin_rows();

@@ -31,8 +31,9 @@ void CudaBackend::do_read_operands(ConstOperandRows device, std::span<float> hos
   if (operand_ == DType::kF32)
     return do_read_floats({static_cast<const float*>(device.data), device.count, device.width}, host);
   auto* converted = converted_.reserve<float>(host.size());
-  operands_to_float(operand_, device.data, device.size(), converted, queue());
-  do_read_floats({converted, device.count, device.width}, host);
+  const FloatRows floats{converted, device.count, device.width};
+  operands_to_float(operand_, device, floats, queue());
+  do_read_floats(floats, host);
 }
 
 void CudaBackend::collect_counters() {
@@ -61,7 +62,6 @@ void CudaBackend::forget(const LayerCounters* counters) {
 void CudaBackend::do_draw_tokens(ConstFloatRows logits, const DrawBatch& batch, std::span<int32_t> tokens,
                                  std::span<const int32_t> wanted, std::span<float> host) {
   const auto device = context_.enter();
-  BAM_CHECK(supports_drawing(logits.width) && tokens.size() == batch.rows.size());
   const auto vocab = static_cast<size_t>(logits.width);
   const size_t row_bytes = vocab * sizeof(float), rows_begin = (tokens.size_bytes() + 15) / 16 * 16;
   const size_t bytes = rows_begin + wanted.size() * row_bytes;
@@ -72,8 +72,9 @@ void CudaBackend::do_draw_tokens(ConstFloatRows logits, const DrawBatch& batch, 
                           upload(std::span<const TokenBias>(batch.biases)),
                           upload(std::span<const int32_t>(batch.banned))};
     auto* drawn = drawn_.reserve<int32_t>(tokens.size());
-    draw_rows(upload(std::span<const DrawRow>(batch.rows)), static_cast<int>(tokens.size()), lists, logits.data,
-              logits.width, draw_work_.reserve<float>(tokens.size() * vocab), drawn, queue());
+    const FloatRows work{draw_work_.reserve<float>(tokens.size() * vocab), static_cast<int64_t>(tokens.size()),
+                         logits.width};
+    draw_rows(upload(std::span<const DrawRow>(batch.rows)), lists, logits, work, drawn, queue());
     BAM_CUDA(copy(result, drawn, tokens.size_bytes(), cudaMemcpyDeviceToHost, queue()));
   }
   for (size_t i = 0; i < wanted.size();) {  // neighbours in one copy
@@ -91,26 +92,16 @@ void CudaBackend::do_draw_tokens(ConstFloatRows logits, const DrawBatch& batch, 
   }
 }
 
-void CudaBackend::copy_page(const KvCacheView& kv, int32_t from, int32_t to) {
+void CudaBackend::do_copy_page(const KvCacheView& kv, int32_t from, int32_t to) {
   const auto device = context_.enter();
   flush();
-  const size_t bytes = kv.layout.page_bytes();
-  BAM_CUDA(cudaMemcpyAsync(kv.base + static_cast<size_t>(to) * bytes, kv.base + static_cast<size_t>(from) * bytes,
-                           bytes, cudaMemcpyDeviceToDevice, stream_.get()));
+  BAM_CUDA(cudaMemcpyAsync(kv.page(to).data(), kv.page(from).data(), kv.layout.page_bytes(), cudaMemcpyDeviceToDevice,
+                           stream_.get()));
 }
 
-void CudaBackend::read_page(const KvCacheView& kv, int32_t page, std::span<std::byte> out) {
-  read_pages(kv, {&page, 1}, out);
-}
-
-void CudaBackend::write_page(const KvCacheView& kv, int32_t page, std::span<const std::byte> in) {
-  write_pages(kv, {&page, 1}, in);
-}
-
-void CudaBackend::read_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<std::byte> out) {
+void CudaBackend::do_read_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<std::byte> out) {
   const auto device = context_.enter();
   const size_t bytes = kv.layout.page_bytes();
-  BAM_CHECK(out.size() == pages.size() * bytes);
   swap_.after(step_end());
   // While one half is on its way, the other is copied out.
   const size_t per_half = PageSwap::pages_per_half(bytes);
@@ -127,10 +118,9 @@ void CudaBackend::read_pages(const KvCacheView& kv, std::span<const int32_t> pag
   for (size_t chunk = chunks - std::min<size_t>(chunks, 2); chunk < chunks; ++chunk) take(chunk);
 }
 
-void CudaBackend::write_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<const std::byte> in) {
+void CudaBackend::do_write_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<const std::byte> in) {
   const auto device = context_.enter();
   const size_t bytes = kv.layout.page_bytes();
-  BAM_CHECK(in.size() == pages.size() * bytes);
   swap_.after(step_end());
   const size_t per_half = PageSwap::pages_per_half(bytes);
   for (size_t first = 0; first < pages.size(); first += per_half) {
@@ -167,8 +157,8 @@ void PageSwap::read(size_t index, const KvCacheView& kv, std::span<const int32_t
   const size_t bytes = kv.layout.page_bytes(), data = pages.size() * bytes;
   BAM_CUDA(cudaMemcpyAsync(half.device.as<std::byte>() + data, half.host.as<std::byte>() + data, pages.size_bytes(),
                            cudaMemcpyHostToDevice, stream_.get()));
-  move_pages(half.device.as<std::byte>(), kv.base, reinterpret_cast<const int32_t*>(half.device.as<std::byte>() + data),
-             static_cast<int>(pages.size()), bytes, false, stream_.get());
+  move_pages(half.device.as<std::byte>(), kv, reinterpret_cast<const int32_t*>(half.device.as<std::byte>() + data),
+             static_cast<int>(pages.size()), false, stream_.get());
   BAM_CUDA(cudaMemcpyAsync(half.host.as<std::byte>(), half.device.as<std::byte>(), data, cudaMemcpyDeviceToHost,
                            stream_.get()));
   issued(index);
@@ -180,9 +170,8 @@ void PageSwap::write(size_t index, const KvCacheView& kv, std::span<const int32_
   std::memcpy(half.host.as<std::byte>(), in.data(), in.size());
   BAM_CUDA(cudaMemcpyAsync(half.device.as<std::byte>(), half.host.as<std::byte>(), in.size() + pages.size_bytes(),
                            cudaMemcpyHostToDevice, stream_.get()));
-  move_pages(half.device.as<std::byte>(), kv.base,
-             reinterpret_cast<const int32_t*>(half.device.as<std::byte>() + in.size()), static_cast<int>(pages.size()),
-             kv.layout.page_bytes(), true, stream_.get());
+  move_pages(half.device.as<std::byte>(), kv, reinterpret_cast<const int32_t*>(half.device.as<std::byte>() + in.size()),
+             static_cast<int>(pages.size()), true, stream_.get());
   issued(index);
 }
 

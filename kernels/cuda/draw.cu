@@ -7,6 +7,7 @@
 // with the digits known so far, and the bin in which their count or weight reaches what is asked for.
 #include <cfloat>
 
+#include "base/check.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/numeric.h"
@@ -293,10 +294,11 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 }  // namespace
 
-void draw_rows(const DrawRow* rows, int num_rows, const DrawLists& lists, const float* logits, int64_t vocab,
-               float* work, int32_t* tokens, const Queue& queue) {
-  check(launch(draw_kernel, dim3(static_cast<unsigned>(num_rows)), dim3(kThreads), 0, queue, rows, lists, logits,
-               static_cast<int>(vocab), work, tokens),
+void draw_rows(const DrawRow* rows, const DrawLists& lists, ConstFloatRows logits, FloatRows work, int32_t* tokens,
+               const Queue& queue) {
+  BAM_CHECK(work.width == logits.width && logits.width <= kMaxDrawVocab);
+  check(launch(draw_kernel, dim3(static_cast<unsigned>(work.count)), dim3(kThreads), 0, queue, rows, lists, logits.data,
+               static_cast<int>(logits.width), work.data, tokens),
         "draw_kernel");
 }
 

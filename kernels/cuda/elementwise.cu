@@ -107,15 +107,15 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void move_pages(void* packed, void* cache, const int32_t* pages, int count, size_t bytes, bool to_cache,
+void move_pages(std::byte* packed, const KvCacheView& cache, const int32_t* pages, int count, bool to_cache,
                 const Queue& queue) {
-  BAM_CHECK(bytes % sizeof(uint4) == 0);
+  BAM_CHECK(cache.layout.page_bytes() % sizeof(uint4) == 0);
   if (count == 0) return;
-  const auto words = static_cast<long long>(bytes / sizeof(uint4));
+  const auto words = static_cast<long long>(cache.layout.page_bytes() / sizeof(uint4));
   const dim3 grid(static_cast<unsigned>(count),
                   static_cast<unsigned>(std::min<int64_t>(ceil_div(words, 4 * kThreads), 64)));
-  check(launch(move_pages_kernel, grid, dim3(kThreads), 0, queue, static_cast<uint4*>(packed),
-               static_cast<uint4*>(cache), pages, words, to_cache),
+  check(launch(move_pages_kernel, grid, dim3(kThreads), 0, queue, reinterpret_cast<uint4*>(packed),
+               reinterpret_cast<uint4*>(cache.base), pages, words, to_cache),
         "move_pages_kernel");
 }
 
@@ -124,60 +124,61 @@ void patch_tables(const TablePatch* patches, int count, const Queue& queue) {
         "patch_tables_kernel");
 }
 
-void embed_rows(const void* table, DType dtype, const int32_t* tokens, int64_t rows, int64_t hidden, float* x,
-                const Queue& queue) {
+void embed_rows(const void* table, DType dtype, const int32_t* tokens, FloatRows x, const Queue& queue) {
   with_float_type(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    check(launch(embed_kernel<T>, blocks(rows), dim3(kThreads), 0, queue, static_cast<const T*>(table), tokens,
-                 static_cast<int>(hidden), x),
+    check(launch(embed_kernel<T>, blocks(x.count), dim3(kThreads), 0, queue, static_cast<const T*>(table), tokens,
+                 static_cast<int>(x.width), x.data),
           "embed_kernel");
   });
 }
 
-void add_sinusoidal_rows(const int32_t* positions, int64_t rows, const unsigned long long* turns, int64_t hidden,
-                         float* x, const Queue& queue) {
-  check(
-      launch(sinusoidal_kernel, blocks(rows), dim3(kThreads), 0, queue, positions, turns, static_cast<int>(hidden), x),
-      "sinusoidal_kernel");
+void add_sinusoidal_rows(const int32_t* positions, const unsigned long long* turns, FloatRows x, const Queue& queue) {
+  check(launch(sinusoidal_kernel, blocks(x.count), dim3(kThreads), 0, queue, positions, turns,
+               static_cast<int>(x.width), x.data),
+        "sinusoidal_kernel");
 }
 
-void rms_norm_rows(const float* x, const float* weight, float eps, int64_t rows, int64_t hidden, DType operand,
-                   void* out, const Queue& queue) {
+void rms_norm_rows(ConstFloatRows x, const float* weight, float eps, DType operand, OperandRows out,
+                   const Queue& queue) {
+  BAM_CHECK(out.count == x.count && out.width == x.width);
   with_float_type(operand, [&](auto type) {
     using T = typename decltype(type)::type;
-    check(launch(rms_norm_kernel<T>, blocks(rows), dim3(kThreads), 0, queue, x, weight, eps, static_cast<int>(hidden),
-                 static_cast<T*>(out)),
+    check(launch(rms_norm_kernel<T>, blocks(x.count), dim3(kThreads), 0, queue, x.data, weight, eps,
+                 static_cast<int>(x.width), static_cast<T*>(out.data)),
           "rms_norm_kernel");
   });
 }
 
-void swiglu_rows(DType operand, const void* in, int64_t rows, int64_t intermediate, void* out, const Queue& queue) {
+void swiglu_rows(DType operand, ConstOperandRows in, OperandRows out, const Queue& queue) {
+  BAM_CHECK(in.count == out.count && in.width == 2 * out.width);
   with_float_type(operand, [&](auto type) {
     using T = typename decltype(type)::type;
     // The second grid dimension ends at 65535.
     constexpr int64_t kRowsAtOnce = 32768;
-    for (int64_t first = 0; first < rows; first += kRowsAtOnce) {
-      const dim3 grid(static_cast<unsigned>(ceil_div(intermediate, kThreads)),
-                      static_cast<unsigned>(std::min(kRowsAtOnce, rows - first)));
-      check(
-          launch(swiglu_kernel<T>, grid, dim3(kThreads), 0, queue, static_cast<const T*>(in) + first * 2 * intermediate,
-                 static_cast<int>(intermediate), static_cast<T*>(out) + first * intermediate),
-          "swiglu_kernel");
+    for (int64_t first = 0; first < out.count; first += kRowsAtOnce) {
+      const dim3 grid(static_cast<unsigned>(ceil_div(out.width, kThreads)),
+                      static_cast<unsigned>(std::min(kRowsAtOnce, out.count - first)));
+      check(launch(swiglu_kernel<T>, grid, dim3(kThreads), 0, queue, static_cast<const T*>(in.data) + first * in.width,
+                   static_cast<int>(out.width), static_cast<T*>(out.data) + first * out.width),
+            "swiglu_kernel");
     }
   });
 }
 
-void gather_float_rows(const float* in, const int32_t* rows, int64_t count, int64_t hidden, float* out,
-                       const Queue& queue) {
-  check(launch(gather_kernel, blocks(count), dim3(kThreads), 0, queue, in, rows, static_cast<int>(hidden), out),
+void gather_float_rows(ConstFloatRows in, const int32_t* rows, FloatRows out, const Queue& queue) {
+  BAM_CHECK(in.width == out.width);
+  check(launch(gather_kernel, blocks(out.count), dim3(kThreads), 0, queue, in.data, rows, static_cast<int>(in.width),
+               out.data),
         "gather_kernel");
 }
 
-void operands_to_float(DType operand, const void* in, int64_t count, float* out, const Queue& queue) {
+void operands_to_float(DType operand, ConstOperandRows in, FloatRows out, const Queue& queue) {
+  BAM_CHECK(in.count == out.count && in.width == out.width);
   with_float_type(operand, [&](auto type) {
     using T = typename decltype(type)::type;
-    check(launch(to_float_kernel<T>, blocks(ceil_div(count, kThreads)), dim3(kThreads), 0, queue,
-                 static_cast<const T*>(in), count, out),
+    check(launch(to_float_kernel<T>, blocks(ceil_div(in.size(), kThreads)), dim3(kThreads), 0, queue,
+                 static_cast<const T*>(in.data), in.size(), out.data),
           "to_float_kernel");
   });
 }

@@ -132,18 +132,18 @@ void scale_products(const GemmArgs& args, const int32_t* products, const Queue& 
   });
 }
 
-void clamp_halves(void* values, int64_t count, const Queue& queue) {
-  check(launch(clamp_kernel, dim3(static_cast<unsigned>(ceil_div(count, kThreads))), dim3(kThreads), 0, queue,
-               static_cast<__half*>(values), count),
+void clamp_halves(OperandRows values, const Queue& queue) {
+  check(launch(clamp_kernel, dim3(static_cast<unsigned>(ceil_div(values.size(), kThreads))), dim3(kThreads), 0, queue,
+               static_cast<__half*>(values.data), values.size()),
         "clamp_kernel");
 }
 
-void quantize_rows(DType operand, const void* x, int64_t rows, int64_t k, int64_t ldk, int8_t* out, float* scale,
-                   const Queue& queue) {
+void quantize_rows(DType operand, ConstOperandRows x, Rows<int8_t> out, float* scale, const Queue& queue) {
+  BAM_CHECK(out.count == x.count && out.width >= x.width);
   with_float_type(operand, [&](auto type) {
     using T = typename decltype(type)::type;
-    check(launch(quantize_kernel<T>, dim3(static_cast<unsigned>(rows)), dim3(32), 0, queue, static_cast<const T*>(x), k,
-                 ldk, out, scale),
+    check(launch(quantize_kernel<T>, dim3(static_cast<unsigned>(x.count)), dim3(32), 0, queue,
+                 static_cast<const T*>(x.data), x.width, out.width, out.data, scale),
           "quantize_kernel");
   });
 }

@@ -1,5 +1,5 @@
-// Host entry points of the kernels that are not attention. All pointers are device memory, everything is issued on
-// `stream` and returns at once. `operand` is kF32, kF16 or kBF16, the format of inputs and outputs of linear layers.
+// Host entry points of the kernels that are not attention. Rows and all pointers are device memory, everything is issued
+// on `queue` and returns at once; rows whose shapes do not belong together are refused. `operand` is kF32, kF16 or kBF16, the format of inputs and outputs of linear layers.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,28 +10,29 @@
 #include "kernels/draw.h"
 #include "kernels/dtype.h"
 #include "kernels/head_bias.h"
+#include "kernels/paged_kv.h"
+#include "kernels/rows.h"
 
 namespace bam::cuda {
 
 // ---- elementwise.cu ----
 
-// x[r, :] = table[tokens[r], :]; table [vocab, hidden] of kF32, kF16 or kBF16.
-void embed_rows(const void* table, DType dtype, const int32_t* tokens, int64_t rows, int64_t hidden, float* x,
-                const Queue& queue);
-// x[r, :] += sinusoidal vector of positions[r]; turns [hidden]: by which angles advance from one position to the next, in
-// units of 2^-64.
-void add_sinusoidal_rows(const int32_t* positions, int64_t rows, const unsigned long long* turns, int64_t hidden,
-                         float* x, const Queue& queue);
-void rms_norm_rows(const float* x, const float* weight, float eps, int64_t rows, int64_t hidden, DType operand,
-                   void* out, const Queue& queue);
-// in [rows, 2 * intermediate] = gate | up.
-void swiglu_rows(DType operand, const void* in, int64_t rows, int64_t intermediate, void* out, const Queue& queue);
-void gather_float_rows(const float* in, const int32_t* rows, int64_t count, int64_t hidden, float* out,
-                       const Queue& queue);
-void operands_to_float(DType operand, const void* in, int64_t count, float* out, const Queue& queue);
+// x[r, :] = table[tokens[r], :]; table [vocab, x.width] of kF32, kF16 or kBF16.
+void embed_rows(const void* table, DType dtype, const int32_t* tokens, FloatRows x, const Queue& queue);
+// x[r, :] += sinusoidal vector of positions[r]; turns [x.width]: by which angles advance from one position to the next,
+// in units of 2^-64.
+void add_sinusoidal_rows(const int32_t* positions, const unsigned long long* turns, FloatRows x, const Queue& queue);
+// weight [x.width]
+void rms_norm_rows(ConstFloatRows x, const float* weight, float eps, DType operand, OperandRows out,
+                   const Queue& queue);
+// in = gate | up, twice as wide as out.
+void swiglu_rows(DType operand, ConstOperandRows in, OperandRows out, const Queue& queue);
+// out[r, :] = in[rows[r], :]
+void gather_float_rows(ConstFloatRows in, const int32_t* rows, FloatRows out, const Queue& queue);
+void operands_to_float(DType operand, ConstOperandRows in, FloatRows out, const Queue& queue);
 
-// Pages of `bytes` (a multiple of 16) between a cache and `packed`, where they lie one behind the other.
-void move_pages(void* packed, void* cache, const int32_t* pages, int count, size_t bytes, bool to_cache,
+// Pages between a cache and `packed`, where they lie one behind the other.
+void move_pages(std::byte* packed, const KvCacheView& cache, const int32_t* pages, int count, bool to_cache,
                 const Queue& queue);
 
 // One entry of a block table that has changed; null: none.
@@ -53,9 +54,10 @@ struct DrawLists {
   const int32_t* banned = nullptr;
   friend bool operator==(const DrawLists&, const DrawLists&) = default;
 };
-// tokens[i] = what row i of `rows` draws from logits [any, vocab], vocab <= kMaxDrawVocab; work [num_rows, vocab].
-void draw_rows(const DrawRow* rows, int num_rows, const DrawLists& lists, const float* logits, int64_t vocab,
-               float* work, int32_t* tokens, const Queue& queue);
+// tokens[i] = what row i of `rows` draws from its row of the logits, at most kMaxDrawVocab wide; work: one row for each
+// of `rows`, as wide.
+void draw_rows(const DrawRow* rows, const DrawLists& lists, ConstFloatRows logits, FloatRows work, int32_t* tokens,
+               const Queue& queue);
 
 // ---- gemm_plain.cu, gemm_mma.cu ----
 
@@ -87,10 +89,9 @@ void prepare_gemm_mma();
 void scale_products(const GemmArgs& args, const int32_t* products, const Queue& queue);
 
 // Infinite float16 results of another library -> the largest float16, as own kernels round.
-void clamp_halves(void* values, int64_t count, const Queue& queue);
+void clamp_halves(OperandRows values, const Queue& queue);
 
-// Per-row symmetric int8: out [rows, ldk] with zeros from k to ldk, scale [rows].
-void quantize_rows(DType operand, const void* x, int64_t rows, int64_t k, int64_t ldk, int8_t* out, float* scale,
-                   const Queue& queue);
+// Per-row symmetric int8: zeros where out is wider than x; scale [x.count].
+void quantize_rows(DType operand, ConstOperandRows x, Rows<int8_t> out, float* scale, const Queue& queue);
 
 }  // namespace bam::cuda

@@ -50,9 +50,7 @@ std::optional<ApiError> set_response_format(Json& body, Json format, const std::
   return std::nullopt;
 }
 
-std::string utc_time(int64_t unix_seconds) {
-  return fmt::format("{:%Y-%m-%dT%H:%M:%S}Z", fmt::gmtime(static_cast<std::time_t>(unix_seconds)));
-}
+std::string utc_time(int64_t unix_seconds) { return fmt::format("{:%Y-%m-%dT%H:%M:%S}Z", fmt::gmtime(unix_seconds)); }
 
 std::string named_event(std::string_view type, const Json& data) {
   return fmt::format("event: {}\ndata: {}\n\n", type, dump_json(data));

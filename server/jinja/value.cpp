@@ -79,7 +79,7 @@ std::string quoted_json(const std::string& text, bool ensure_ascii) {
     if (c < 0x20 || (ensure_ascii && c >= 0x7F && c < 0x10000)) {
       out += fmt::format("\\u{:04x}", static_cast<uint32_t>(c));
     } else if (ensure_ascii && c >= 0x10000) {
-      const auto pair = static_cast<uint32_t>(c - 0x10000);
+      const uint32_t pair = c - 0x10000;
       out += fmt::format("\\u{:04x}\\u{:04x}", 0xD800 + (pair >> 10), 0xDC00 + (pair & 0x3FF));
     } else {
       out += step.kind == Utf8Step::Kind::kValid ? bytes : kReplacementCharacter;

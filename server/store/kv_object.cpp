@@ -64,9 +64,8 @@ PrefixNames::PrefixNames(const KvFileFormat& format, int64_t stretch_tokens, uin
   root.add(std::as_bytes(std::span(kMagic)));
   for (const uint64_t number :
        {identity.model, identity.tokenizer, identity.numerics, static_cast<uint64_t>(layout.dtype),
-        static_cast<uint64_t>(layout.head_dim), static_cast<uint64_t>(layout.page_bytes()),
-        static_cast<uint64_t>(geometry.page_size()), static_cast<uint64_t>(geometry.num_groups()),
-        static_cast<uint64_t>(stretch_tokens), part_bytes, static_cast<uint64_t>(salt.size())}) {
+        static_cast<uint64_t>(layout.head_dim), layout.page_bytes(), static_cast<uint64_t>(geometry.page_size()),
+        static_cast<uint64_t>(geometry.num_groups()), static_cast<uint64_t>(stretch_tokens), part_bytes, salt.size()}) {
     root.add(number);
   }
   ObjectName end = root.add(std::as_bytes(std::span(salt))).finish();

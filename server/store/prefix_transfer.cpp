@@ -66,7 +66,7 @@ PrefixTransfer::PrefixTransfer(PrefixDoor& door, PrefixPages& pages, Cut cut, St
       identity_(pages.format().identity),
       cut_(cut),
       stretch_blocks_(std::max<int64_t>(1, cut.stretch_tokens / geometry_.page_size())),
-      pages_per_part_(std::max<size_t>(1, static_cast<size_t>(cut.part_bytes) / layout_.page_bytes())),
+      pages_per_part_(std::max<size_t>(1, cut.part_bytes / layout_.page_bytes())),
       holes_(holes),
       stats_(stats) {}
 
