@@ -39,7 +39,7 @@ class FullDisk(unittest.TestCase):
         return server.get("/v1/batches/" + name).json()["status"]
 
     def test_m3_a_batch_whose_results_do_not_fit_fails_and_the_server_stops_well(self):
-        """Echoes of 300 prompts of 4 KB for a disk of 1 MB. Before: shutting down used a runner that was gone, and after a restart
+        """Echoes of 600 choices of 2 KB for a disk of 1 MB. Before: shutting down used a runner that was gone, and after a restart
         the batch was done again from the start, and again after the next."""
         with bamtest.running_server("--batch-dir", self.disk.folder) as server:
             sent = upload(server, lines(150, prompt="a " * 1000, n=4, echo=True))
@@ -75,7 +75,7 @@ class Folder(unittest.TestCase):
         pipe = self.folder / "files" / "file-1.json"
         os.mkfifo(pipe)
         server = bamtest.Server("--batch-dir", str(self.folder), wait=False)
-        self.assertEqual(server.process.wait(bamtest.PATIENCE), 2, server.log())
+        self.assertEqual(server.process.wait(bamtest.PATIENCE), 1, server.log())
         server.stop(expected=None)
         self.assertIn("file-1.json is not a regular file", server.log())
         pipe.unlink()
@@ -115,7 +115,7 @@ class Folder(unittest.TestCase):
                 self.assertEqual(server.get(path, headers=bob).json()["data"], [])
             for odd in ("..", "%2e%2e%2f%2e%2e%2fetc%2fpasswd", f"..%2Ffiles%2F{name}", f"{name}%00", f"{name}.jsonl", name.upper()):
                 for path in (f"/v1/files/{odd}", f"/v1/files/{odd}/content", f"/v1/batches/{odd}"):
-                    self.assertIn(server.get(path, headers=alice).status, (400, 404), path)
+                    self.assertIn(server.get(path, headers=alice).status, (400, 404, 501), path)
                 self.assertEqual(server.post("/v1/batches", {**TASK, "input_file_id": odd}, headers=alice).status, 400)
         self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["batches", "files"])
 
