@@ -70,7 +70,7 @@ web-test: build ## the page in a headless browser (installs chromium)
 	@scripts/setup.sh --tests --browser
 	@$(STEP) 'browser tests' ctest --test-dir build --output-on-failure --no-tests=error -R 'http.test_web' $(ARGS)
 
-fuzz: ## run all fuzzers under ASan and UBSan, FUZZ_SECONDS of CPU time together
+fuzz: ## run all fuzzers under ASan and UBSan, FUZZ_SECONDS together
 	@scripts/setup.sh --fuzz
 	@$(STEP) 'fuzzing' scripts/fuzz.sh $(FUZZ_SECONDS)
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# fuzz.sh [SECONDS]: builds every libFuzzer target with ASan and UBSan and runs them for SECONDS of CPU time together
-# (default 300), shared alike. New inputs are kept in the cache, so that later runs start where earlier ones stopped; a crash
-# leaves its input there. What was run is added to fuzz/hours.tsv in the cache, which fuzz_report.sh sums up.
+# fuzz.sh [SECONDS]: builds every libFuzzer target with ASan and UBSan and runs them for SECONDS together (default 300),
+# shared alike. New inputs are kept in the cache, so that later runs start where earlier ones stopped; a crash leaves its
+# input there. The CPU time that this took, less on a busy machine, is added to fuzz/hours.tsv in the cache, which
+# fuzz_report.sh sums up.
 set -euo pipefail
 
 REPO_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -20,20 +21,20 @@ seconds=$((total / ${#targets[@]}))
 ((seconds > 0)) || seconds=1
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:allocator_may_return_null=1} UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 fuzz_one() {
-  local target=$1 corpus log
+  local target=$1 corpus log cpu TIMEFORMAT='%U %S'
   corpus=$(cache_dir)/fuzz/$target
   mkdir -p "$corpus"
   log=build-fuzz/$target.log
-  if ! "build-fuzz/$target" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -print_final_stats=1 \
-    -artifact_prefix="$corpus-crash-" "$corpus" "tests/fuzz/corpus/$target" >"$log" 2>&1; then
+  if ! cpu=$({ time "build-fuzz/$target" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -print_final_stats=1 \
+    -artifact_prefix="$corpus-crash-" "$corpus" "tests/fuzz/corpus/$target" >"$log" 2>&1; } 2>&1); then
     tail -n 40 "$log" >&2
     say "$target: FAILED, see $log"
     return 1
   fi
   local inputs
   inputs=$(sed -nE 's/^stat::number_of_executed_units: *([0-9]+)/\1/p' "$log")
-  printf '%s\t%s\t%s\n' "$target" "$seconds" "$inputs" >>"$(cache_dir)/fuzz/hours.tsv"
-  say "  $target: $inputs inputs, no finding"
+  printf '%s\t%.0f\t%s\n' "$target" "$(awk '{ print $1 + $2 }' <<<"$cpu")" "$inputs" >>"$(cache_dir)/fuzz/hours.tsv"
+  say "  $target: $inputs inputs, $cpu s of CPU time (user, system), no finding"
 }
 
 # As many side by side as there are cores.

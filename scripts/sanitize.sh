@@ -54,6 +54,6 @@ fi
 if [[ $what == *tsan* ]]; then
   run tsan 'TSan, engine and server suites' bam_engine_tests bam_server_tests -- -L 'engine|server'
   # Everything that many threads do at a time, in a real process.
-  run tsan 'TSan, a server under load' bam -- -R '^(http\.test_(load|slow_readers|clients_leave|limits|long_replies|batch|resume)|attack\.test_(abuse|lifecycle))$'
+  run tsan 'TSan, a server under load' bam -- -R '^(http\.test_(load|slow_readers|clients_leave|limits|long_replies|batch|resume)|attack\.test_(abuse|batches|framing|lifecycle|tenants))$'
 fi
 exit $status

@@ -15,11 +15,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Metadata stays in memory as long as its batch is listed.
+constexpr size_t kMaxMetadataBytes = 16 * 1024;
+
 int64_t unix_seconds() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 std::string read_file(const fs::path& path) {
+  if (!fs::is_regular_file(path)) throw Error("{} is not a regular file", path.string());  // a pipe would wait for ever
   std::ifstream in(path, std::ios::binary);
   if (!in) throw Error("cannot read {}", path.string());
   return {std::istreambuf_iterator<char>(in), {}};
@@ -31,7 +35,11 @@ void write_file(const fs::path& path, std::string_view content) {
   std::ofstream out(draft, std::ios::binary | std::ios::trunc);
   out.write(content.data(), static_cast<std::streamsize>(content.size()));
   out.close();
-  if (!out) throw Error("cannot write {}", draft.string());
+  if (!out) {
+    std::error_code ignored;
+    fs::remove(draft, ignored);  // it takes the room that was too little
+    throw Error("cannot write {}", draft.string());
+  }
   fs::rename(draft, path);
 }
 
@@ -134,7 +142,13 @@ ApiResult<Json> BatchStore::add_file(const std::string& tenant, const std::strin
                {"purpose", purpose},
                {"status", "processed"}}};
   write_file(path("files", id, ".jsonl"), content);
-  save("files", id, entry);
+  try {
+    save("files", id, entry);
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove(path("files", id, ".jsonl"), ignored);  // nobody knows of it
+    throw;
+  }
   return (files_[id] = std::move(entry)).json;
 }
 
@@ -164,6 +178,9 @@ ApiResult<Json> BatchStore::add_batch(const Caller& caller, const Json& body) {
   const std::string endpoint = in.text("endpoint", 128).value_or("");
   const std::string window = in.text("completion_window", 16).value_or("24h");
   const Json* metadata = in.object("metadata");
+  if (metadata && dump_json(*metadata).size() > kMaxMetadataBytes) {
+    in.fail("metadata", fmt::format("'metadata' is larger than {} bytes.", kMaxMetadataBytes));
+  }
   if (in.ok() && !BatchRunner::is_batch_url(endpoint)) in.fail("endpoint", "'endpoint' is none that a batch can use.");
   const std::optional<std::string> input = in.ok() ? file_content(caller.tenant, file_id) : std::nullopt;
   if (in.ok() && !input) in.fail("input_file_id", "'input_file_id' names no file.");
@@ -254,13 +271,26 @@ void BatchStore::work() {
       run_batch(*id);
     } catch (const std::exception& error) {
       log::error("batch {}: {}", *id, error.what());
-      const std::lock_guard lock(mutex_);
-      Json& batch = batches_[*id].json;
-      batch["status"] = "failed";
-      batch["failed_at"] = unix_seconds();
-      batch["errors"] = {{"object", "list"},
-                         {"data", Json::array({{{"code", "server_error"}, {"message", error.what()}}})}};
+      fail_batch(*id, error.what());
     }
+  }
+}
+
+// Its results are gone: they are what may have filled the disk.
+void BatchStore::fail_batch(const std::string& id, const char* why) {
+  const std::lock_guard lock(mutex_);
+  std::error_code ignored;
+  fs::remove(path("batches", id, ".out"), ignored);
+  fs::remove(path("batches", id, ".err"), ignored);
+  running_.clear();
+  Entry& entry = batches_[id];
+  entry.json["status"] = "failed";
+  entry.json["failed_at"] = unix_seconds();
+  entry.json["errors"] = {{"object", "list"}, {"data", Json::array({{{"code", "server_error"}, {"message", why}}})}};
+  try {
+    save("batches", id, entry);
+  } catch (const std::exception& error) {
+    log::error("batch {}: {}; it will be done again after a restart", id, error.what());
   }
 }
 
@@ -277,12 +307,19 @@ void BatchStore::run_batch(const std::string& id) {
   size_t completed_count = known.size(), failed_count = failed.size();
   known.merge(failed);
   std::ofstream out(out_path, std::ios::binary | std::ios::app), errors(error_path, std::ios::binary | std::ios::app);
-  std::ifstream input(path("files", entry.json["input_file_id"].get<std::string>(), ".jsonl"), std::ios::binary);
-  if (!out || !errors || !input) throw Error("its files cannot be opened");
+  const fs::path input_path = path("files", entry.json["input_file_id"].get<std::string>(), ".jsonl");
+  std::ifstream input;
+  if (fs::is_regular_file(input_path)) input.open(input_path, std::ios::binary);
+  if (!out || !errors || !input.is_open()) throw Error("its files cannot be opened");
 
   const auto in_flight =
       static_cast<size_t>(context_->model.load(std::memory_order_acquire)->engine.config().max_num_seqs);
   BatchRunner runner(*context_, {.tenant = entry.tenant, .admin = false}, in_flight);
+  // However this ends: nobody may stop a runner that is gone.
+  const std::unique_ptr<BatchStore, void (*)(BatchStore*)> forget(this, [](BatchStore* store) {
+    const std::lock_guard lock(store->mutex_);
+    store->runner_ = nullptr;
+  });
   {
     const std::lock_guard lock(mutex_);
     runner_ = &runner;
@@ -300,6 +337,7 @@ void BatchStore::run_batch(const std::string& id) {
   };
   runner.run(next, [&](const BatchRunner::Result& result) {
     (result.ok ? out : errors) << result.line << '\n' << std::flush;
+    if (!out || !errors) return runner.stop();  // nothing that is still computed could be kept
     ++(result.ok ? completed_count : failed_count);
     const std::lock_guard lock(mutex_);
     batches_[id].json["request_counts"]["completed"] = completed_count;
@@ -310,7 +348,6 @@ void BatchStore::run_batch(const std::string& id) {
   errors.close();
 
   const std::lock_guard lock(mutex_);
-  runner_ = nullptr;
   running_.clear();
   Entry& stored = batches_[id];
   const bool cancelled = stored.json["status"] == "cancelling";

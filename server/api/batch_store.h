@@ -71,6 +71,7 @@ class BatchStore {
   void work();
   std::optional<std::string> next_batch();
   void run_batch(const std::string& id);
+  void fail_batch(const std::string& id, const char* why);
 
   const std::filesystem::path folder_;
   ServerContext* context_ = nullptr;

@@ -12,6 +12,11 @@ namespace bam {
 
 namespace {
 
+ApiError duplicate_id(const std::string& id) {
+  return ApiError::invalid(fmt::format("A request with the id '{}' is running.", id), "request_id",
+                           "duplicate_request_id");
+}
+
 // Replies and echoes with more tokens or bytes than this are made on a worker, in pieces: as a whole they would take
 // long enough to delay other streams.
 constexpr size_t kLargeTokens = 1024;
@@ -99,10 +104,7 @@ void GenerationJob::start() {
   decode_options_ = decode_options(model_, request_);
   record_.start(model_.tokenizer, decode_options_, request_.engine.n, *std::move(prepared));
   call_->log.prompt_tokens = record_.usage().prompt_tokens;
-  if (!enter()) {
-    return call_->reply(ApiError::invalid(fmt::format("A request with the id '{}' is running.", call_->request_id),
-                                          "request_id", "duplicate_request_id"));
-  }
+  if (!enter()) return call_->reply(duplicate_id(call_->request_id));
   call_->post([job = shared_from_this()] { job->open(); });
 }
 
@@ -188,7 +190,7 @@ std::optional<ApiError> GenerationJob::submit() {
         return ApiError::queue_full(result.message, result.retry_after_s);
       case SubmitStatus::kNoMemory: return ApiError::unavailable("The server is out of memory.", "out_of_memory", 1);
       case SubmitStatus::kDraining: return ApiError::unavailable("The server is shutting down.", "draining", 5);
-      case SubmitStatus::kDuplicateId: return ApiError::internal("The engine knows this request already.");
+      case SubmitStatus::kDuplicateId: return duplicate_id(call_->request_id);  // its client left a moment ago
     }
   }
   return std::nullopt;

@@ -22,6 +22,7 @@ struct Dialect {
   std::function<std::unique_ptr<ReplyWriter>(const ReplyMeta& meta)> make_writer;
   Pooling pooling = Pooling::kNone;
   std::optional<AttentionLook> look = {};
+  bool keeps_stream = false;  // the last event repeats the reply
   // (field of completions or chat, the dialect's name of it), for errors.
   std::vector<std::pair<std::string, std::string>> renamed;
 

@@ -433,6 +433,7 @@ void handle_responses(ServerContext& context, CallPtr call) {
            [&tokenizer, settings = std::move(settings), keeping = std::move(keeping), num_top](const ReplyMeta& meta) {
              return std::make_unique<ResponsesWriter>(tokenizer, meta, settings, keeping, num_top);
            },
+       .keeps_stream = true,
        .renamed = {{"max_tokens", "max_output_tokens"},
                    {"response_format.json_schema", "text.format"},
                    {"response_format", "text.format"},

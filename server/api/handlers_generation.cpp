@@ -50,6 +50,8 @@ void start_dialect(ServerContext& context, CallPtr call, const Json& body, ApiKi
   if (!body.contains("max_tokens")) request->max_tokens.reset();
   request->engine.pooling = dialect.pooling;
   request->engine.look = dialect.look;
+  request->reply_is_tree = true;
+  request->keeps_stream = dialect.keeps_stream;
   if (dialect.look) request->max_tokens = 0;
   start_job(context, model, std::move(call), *std::move(request), std::move(dialect));
 }

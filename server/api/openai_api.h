@@ -26,8 +26,9 @@ inline constexpr size_t kStopTokenIds = 256;
 inline constexpr size_t kBiasEntries = 1024;
 inline constexpr int kMaxBias = 100;
 inline constexpr int64_t kLogprobs = 20;
-inline constexpr int64_t kEchoBytes = 64 << 20;        // of prompts, in all choices of a reply
-inline constexpr int64_t kLogprobEntries = 2'000'000;  // of one reply: some 200 MB of JSON
+inline constexpr int64_t kEchoBytes = 64 << 20;          // of prompts, in all choices of a reply
+inline constexpr int64_t kLogprobEntries = 2'000'000;    // of one reply: some 200 MB of JSON
+inline constexpr int64_t kTreeLogprobEntries = 200'000;  // of one that is a tree in memory, at 400 bytes each
 inline constexpr size_t kMessages = 4096;
 inline constexpr size_t kTemplateVariableBytes = 64 * 1024;
 inline constexpr size_t kSchemaBytes = 64 * 1024;
@@ -96,6 +97,8 @@ struct GenerationRequest {
   std::optional<int32_t> prompt_logprobs;  // vLLM's field of that name
   bool echo = false;
   bool stream = false;
+  bool reply_is_tree = false;  // a dialect's: whole replies, and with keeps_stream streamed ones too, are held as JSON
+  bool keeps_stream = false;
   bool include_usage = false;
   bool continuous_usage_stats = false;
   bool return_token_ids = false;

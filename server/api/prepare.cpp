@@ -186,17 +186,19 @@ std::optional<ApiError> check_reply_size(const ServingModel& model, const Genera
   int64_t entries = 0, text_bytes = 0;
   for (const PreparedPrompt& prompt : prompts) {
     const auto length = static_cast<int64_t>(prompt.ids.size());
-    // A stream holds nothing of what it generates: its reader sets the pace.
-    const int64_t generated = request.stream ? 0 : std::min(prompt.max_tokens, model.engine.config().max_model_len);
+    // Most streams hold nothing of what they generate: their reader sets the pace.
+    const int64_t generated =
+        request.stream && !request.keeps_stream ? 0 : std::min(prompt.max_tokens, model.engine.config().max_model_len);
     entries += n * ((request.echo ? length : 0) + generated) * top + n * length * prompt_top;
     text_bytes += n * static_cast<int64_t>(prompt.text.size());
   }
-  if (entries > limits::kLogprobEntries) {
+  const int64_t allowed = request.reply_is_tree ? limits::kTreeLogprobEntries : limits::kLogprobEntries;
+  if (entries > allowed) {
     return ApiError::invalid(
         fmt::format(
             "The reply would have {} log-probabilities (n × tokens × (logprobs + 1), with echo and prompt_logprobs "
             "over the prompt as well); at most {} are allowed.",
-            entries, limits::kLogprobEntries),
+            entries, allowed),
         top > 0 ? "logprobs" : "prompt_logprobs");
   }
   if (text_bytes > limits::kEchoBytes) {

@@ -1,6 +1,7 @@
 #include "server/http/connections.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include <drogon/utils/Utilities.h>
@@ -20,6 +21,14 @@ constexpr int64_t kSpareConnections = 8;
 constexpr double kSpareSeconds = 3;
 // A large body on a slow line gets more time: this is the slowest rate that is still served.
 constexpr double kMinBytesPerSecond = 64 * 1024;
+
+// Requests that are open at a time, from the oldest on. The library closes a connection with 32 of them.
+constexpr uint64_t kMaxPipelined = 8;
+// Replies that are made but not read: while there are more, nothing else is answered. And what is kept of the requests
+// behind them.
+constexpr size_t kMaxUnread = 256 * 1024;
+constexpr size_t kMaxHeld = RequestFraming::kMaxHeadBytes;
+constexpr double kLookAgainSeconds = 0.02;
 
 // The library's reader is a protected member, and only a derived class may name it.
 struct ReaderOf : trantor::TcpConnection {
@@ -45,11 +54,13 @@ Connection::Connection(const trantor::TcpConnectionPtr& tcp)
       received_mark_(tcp->bytesReceived()),
       last_received_(received_mark_),
       last_sent_(tcp->bytesSent()),
-      last_activity_(std::chrono::steady_clock::now()) {}
+      last_activity_(std::chrono::steady_clock::now()),
+      last_sent_at_(last_activity_) {}
 
-void Connection::request_begun() {
-  ++in_flight_;
+uint64_t Connection::request_begun() {
   ++reading_bodies_;
+  open_requests_.insert(next_request_);
+  return next_request_++;
 }
 
 void Connection::body_complete() {
@@ -59,8 +70,8 @@ void Connection::body_complete() {
   if (const auto tcp = tcp_.lock()) received_mark_ = tcp->bytesReceived();
 }
 
-void Connection::request_done(bool refused) {
-  if (in_flight_ > 0) --in_flight_;
+void Connection::request_done(uint64_t number, bool refused) {
+  open_requests_.erase(number);
   last_activity_ = std::chrono::steady_clock::now();
   // Both wait until the reply has been handed to the library, which happens right after this call.
   if (refused) {
@@ -68,31 +79,82 @@ void Connection::request_done(bool refused) {
     loop_->queueInLoop([weak = weak_from_this()] {
       if (auto self = weak.lock()) self->hang_up();
     });
-  } else if (in_flight_ == 0 && unanswered_) {
+  } else if (open_requests_.empty() && unanswered_) {
     loop_->queueInLoop([weak = weak_from_this()] {
       const auto self = weak.lock();
       if (const auto tcp = self ? self->tcp_.lock() : nullptr) self->answer_malformed(tcp);
+    });
+  } else if (!held_.empty()) {
+    loop_->queueInLoop([weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->take_held();
     });
   }
 }
 
 void Connection::intercept(const trantor::TcpConnectionPtr& tcp, ConnectionTable& table) {
   library_ = ReaderOf::get(*tcp);
-  tcp->setRecvMsgCallback(
-      [weak = weak_from_this(), &table](const trantor::TcpConnectionPtr& tcp, trantor::MsgBuffer* buffer) {
-        const auto self = weak.lock();
-        const std::string_view bytes(buffer->peek(), buffer->readableBytes());
-        if (self && !self->deaf_) {
-          const bool good = self->malformed_.empty();
-          self->on_bytes(tcp, bytes);
-          if (good && !self->malformed_.empty())
-            table.metrics_.malformed_connections.fetch_add(1, std::memory_order_relaxed);
+  tcp->setHighWaterMarkCallback(
+      [weak = weak_from_this()](const trantor::TcpConnectionPtr& tcp, size_t waiting) {
+        if (const auto self = weak.lock()) {
+          self->unread_until_ = std::max(self->unread_until_, tcp->bytesSent() + waiting);
         }
-        buffer->retrieveAll();
-      });
+      },
+      kMaxUnread);
+  metrics_ = &table.metrics_;
+  tcp->setRecvMsgCallback([weak = weak_from_this()](const trantor::TcpConnectionPtr& tcp, trantor::MsgBuffer* buffer) {
+    const auto self = weak.lock();
+    if (self && !self->deaf_) self->on_bytes(tcp, {buffer->peek(), buffer->readableBytes()});
+    buffer->retrieveAll();
+  });
+}
+
+bool Connection::must_wait(const trantor::TcpConnection& tcp) const {
+  if (!framing_.is_between_requests()) return false;
+  if (tcp.bytesSent() < unread_until_) return true;
+  return !open_requests_.empty() && next_request_ - *open_requests_.begin() >= kMaxPipelined;
 }
 
 void Connection::on_bytes(const trantor::TcpConnectionPtr& tcp, std::string_view bytes) {
+  if (!held_.empty()) return hold(tcp, bytes);
+  while (!bytes.empty() && !deaf_) {
+    if (must_wait(*tcp)) return hold(tcp, bytes);
+    take(tcp, bytes);
+  }
+}
+
+// Whoever asks on and on without reading the answers is cut off.
+void Connection::hold(const trantor::TcpConnectionPtr& tcp, std::string_view bytes) {
+  if (bytes.size() > kMaxHeld - held_.size()) {
+    log::debug("closing connection of {}: requests without an end, and their replies are not read",
+               tcp->peerAddr().toIpPort());
+    held_ = {};
+    deaf_ = true;
+    return tcp->forceClose();
+  }
+  held_.append(bytes);
+  look_again_later();
+}
+
+// Nobody tells when bytes have left.
+void Connection::look_again_later() {
+  if (std::exchange(will_look_again_, true)) return;
+  loop_->runAfter(kLookAgainSeconds, [weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (!self) return;
+    self->will_look_again_ = false;
+    self->take_held();
+  });
+}
+
+void Connection::take_held() {
+  const auto tcp = tcp_.lock();
+  if (!tcp || held_.empty()) return;
+  if (must_wait(*tcp)) return look_again_later();
+  const bool good = trantor::EventLoop::guarded([&] { on_bytes(tcp, std::exchange(held_, {})); });
+  if (!good) tcp->forceClose();
+}
+
+void Connection::take(const trantor::TcpConnectionPtr& tcp, std::string_view& bytes) {
   const auto hand_over = [&](std::string_view text) {
     if (text.empty()) return;
     trantor::MsgBuffer buffer(text.size());
@@ -100,8 +162,11 @@ void Connection::on_bytes(const trantor::TcpConnectionPtr& tcp, std::string_view
     library_(tcp, &buffer);
   };
   std::string parsed;
-  const auto error = framing_.feed(bytes, parsed);
-  if (error) malformed_ = error->message;
+  const auto error = framing_.feed_request(bytes, parsed);
+  if (error) {
+    malformed_ = error->message;
+    metrics_->malformed_connections.fetch_add(1, std::memory_order_relaxed);
+  }
   hand_over(parsed);
   if (!error) return;
   deaf_ = true;
@@ -110,7 +175,7 @@ void Connection::on_bytes(const trantor::TcpConnectionPtr& tcp, std::string_view
     hang_up();
   } else {
     unanswered_ = error;
-    if (in_flight_ == 0) answer_malformed(tcp);
+    if (open_requests_.empty()) answer_malformed(tcp);
   }
 }
 
@@ -134,7 +199,7 @@ void Connection::hang_up() {
 void Connection::send_continue() {
   const auto tcp = tcp_.lock();
   // Behind an unfinished reply it would be taken for a part of that; the client sends its body after a while anyway.
-  if (tcp && in_flight_ == 1) tcp->send(std::string("HTTP/1.1 100 Continue\r\n\r\n"));
+  if (tcp && open_requests_.size() == 1) tcp->send(std::string("HTTP/1.1 100 Continue\r\n\r\n"));
 }
 
 void Connection::expect_sent(size_t bytes) {
@@ -159,9 +224,14 @@ void Connection::closed() {
 const char* Connection::overdue(const ServerConfig& config, trantor::TcpConnection& tcp, TimePoint now) {
   const size_t received = tcp.bytesReceived(), sent = tcp.bytesSent();
   if (received != last_received_ || sent != last_sent_) last_activity_ = now;
+  if (sent != last_sent_) last_sent_at_ = now;
   last_received_ = received;
   last_sent_ = sent;
-  const bool receiving = reading_bodies_ > 0 || (in_flight_ == 0 && received > received_mark_);
+  if (!held_.empty()) {
+    const bool reads = !open_requests_.empty() || seconds_between(last_sent_at_, now) <= config.stall_timeout_s;
+    return reads ? nullptr : "not reading";
+  }
+  const bool receiving = reading_bodies_ > 0 || (open_requests_.empty() && received > received_mark_);
   if (receiving) {
     if (!reading_since_) reading_since_ = now;
     const size_t bytes = received - received_mark_;
@@ -169,7 +239,7 @@ const char* Connection::overdue(const ServerConfig& config, trantor::TcpConnecti
     if (seconds_between(*reading_since_, now) > allowed) return "request not received in time";
     return nullptr;
   }
-  if (in_flight_ > 0) return nullptr;  // streams watch over themselves
+  if (!open_requests_.empty()) return nullptr;  // streams watch over themselves
   const double quiet = seconds_between(last_activity_, now);
   if (sent < expected_sent_ && quiet > config.stall_timeout_s) return "not reading";
   if (quiet > config.idle_timeout_s) return "idle";
@@ -231,7 +301,7 @@ void ConnectionTable::shut_down() {
       if (!tcp) return;
       const double quiet = seconds_between(connection->last_activity_, std::chrono::steady_clock::now());
       // Whoever was answered a while ago has everything; the others get time to read the rest.
-      if (connection->in_flight_ == 0 && quiet > 2) {
+      if (connection->open_requests_.empty() && quiet > 2) {
         tcp->forceClose();
       } else {
         tcp->shutdown();

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -32,12 +33,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool is_open() const { return open_.load(std::memory_order_acquire); }
   const std::weak_ptr<trantor::TcpConnection>& tcp() const { return tcp_; }
 
-  // A request's headers are in; its body may still be on the way.
-  void request_begun();
+  // A request's headers are in; its body may still be on the way. Returns its number on this connection.
+  uint64_t request_begun();
   void body_complete();
   // Its reply was handed over. `refused`: what is left of its body will not be read, and the connection ends within a
   // second whatever the peer sends.
-  void request_done(bool refused);
+  void request_done(uint64_t number, bool refused);
   // What was wrong with the bytes of the request being received; empty: nothing.
   const std::string& malformed() const { return malformed_; }
   // One beyond --max-connections: it may ask whether the server lives and is ready, once, and is closed.
@@ -57,6 +58,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Puts the framing between the socket and the library.
   void intercept(const trantor::TcpConnectionPtr& tcp, ConnectionTable& table);
   void on_bytes(const trantor::TcpConnectionPtr& tcp, std::string_view bytes);
+  // The next request, or a part of it, off the front of `bytes`.
+  void take(const trantor::TcpConnectionPtr& tcp, std::string_view& bytes);
+  // Whether the next request is not looked at yet: enough earlier ones are open, or their replies wait to be read.
+  bool must_wait(const trantor::TcpConnection& tcp) const;
+  void hold(const trantor::TcpConnectionPtr& tcp, std::string_view bytes);
+  void look_again_later();
+  void take_held();
   void answer_malformed(const trantor::TcpConnectionPtr& tcp);
   // Ignores what still comes and closes as soon as what is buffered has left, or a second is over.
   void hang_up();
@@ -67,14 +75,19 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::weak_ptr<trantor::TcpConnection> tcp_;
   trantor::EventLoop* const loop_;
   std::atomic<bool> open_{true};
-  int in_flight_ = 0;
+  uint64_t next_request_ = 0;
+  std::set<uint64_t> open_requests_;  // replies leave in this order, so the first holds up all others
   int reading_bodies_ = 0;
   size_t received_mark_ = 0;  // bytes received when the last request was complete
   size_t last_received_ = 0, last_sent_ = 0;
   size_t expected_sent_ = 0;  // where the counter of sent bytes will be once all replies are out
-  TimePoint last_activity_;
+  size_t unread_until_ = 0;   // while the counter is below it, more than kMaxUnread bytes of replies were waiting
+  TimePoint last_activity_, last_sent_at_;
   std::optional<TimePoint> reading_since_;
   RequestFraming framing_;
+  std::string held_;  // bytes of later requests
+  bool will_look_again_ = false;
+  HttpMetrics* metrics_ = nullptr;        // of all connections
   trantor::RecvMessageCallback library_;  // what read the socket before intercept()
   bool spare_ = false;
   bool deaf_ = false;                       // nothing that comes is looked at any more

@@ -38,7 +38,7 @@ Exchange::Exchange(HttpContext& context, const drogon::HttpRequestPtr& request, 
     connection_ = context_.connections.find(tcp);
     log.peer = tcp->peerAddr().toIp();
   }
-  if (connection_) connection_->request_begun();
+  if (connection_) number_ = connection_->request_begun();
 }
 
 Exchange::~Exchange() {
@@ -136,7 +136,7 @@ void Exchange::send(const drogon::HttpResponsePtr& response) {
     const bool closes = response->getHeader(kCloseMark) == "1";
     if (self->connection_) {
       self->connection_->expect_sent(response->getBody().size());
-      self->connection_->request_done(closes);
+      self->connection_->request_done(self->number_, closes);
     }
     if (self->callback_) self->callback_(response);
     self->callback_ = nullptr;  // holds the connection
@@ -199,7 +199,7 @@ void Exchange::begin_body(const ReplyStream::Head& head, std::function<void(drog
 void Exchange::stream_done(size_t unsent) {
   if (!connection_) return;
   connection_->expect_sent(unsent);
-  connection_->request_done(false);
+  connection_->request_done(number_, false);
 }
 
 }  // namespace bam

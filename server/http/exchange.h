@@ -67,6 +67,7 @@ class Exchange : public Call {
   trantor::EventLoop* loop_ = nullptr;
   std::shared_ptr<Connection> connection_;
   std::atomic<bool> answered_{false};
+  uint64_t number_ = 0;  // on its connection
   bool body_complete_ = false;
   size_t accounted_body_ = 0;
 };

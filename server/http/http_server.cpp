@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -359,6 +360,18 @@ void HttpServer::configure() {
   });
 }
 
+// The framework tells that it begins before its loops listen: this is behind all of them.
+void HttpServer::when_listening(std::function<void()> done) {
+  drogon::app().getLoop()->queueInLoop([this, done = std::move(done)] {
+    auto left = std::make_shared<std::atomic<int>>(context_.config.io_threads);
+    for (int i = 0; i < context_.config.io_threads; ++i) {
+      drogon::app().getIOLoop(static_cast<size_t>(i))->queueInLoop([left, done] {
+        if (--*left == 0) drogon::app().getLoop()->queueInLoop(done);
+      });
+    }
+  });
+}
+
 void HttpServer::run(std::function<void()> on_ready) {
   configure();
   auto& app = drogon::app();
@@ -368,7 +381,7 @@ void HttpServer::run(std::function<void()> on_ready) {
       loop->runEvery(1.0, [this, loop] { context_.connections.sweep(loop); });
       if (i == 0) loop->runEvery(1.0, [this] { context_.streams.sweep(Clock::now()); });
     }
-    on_ready();
+    when_listening(on_ready);
     const std::lock_guard lock(mutex_);
     running_ = true;
     if (quit_asked_) app.quit();

@@ -26,6 +26,7 @@ class HttpServer {
 
  private:
   void configure();
+  void when_listening(std::function<void()> done);
 
   HttpContext& context_;
   std::string address_;  // numeric

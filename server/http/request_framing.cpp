@@ -69,6 +69,7 @@ void RequestFraming::begin_request() {
 }
 
 void RequestFraming::end_request() {
+  ended_ = true;
   if (fields_.closes) {
     state_ = State::kDone;
   } else {
@@ -78,13 +79,25 @@ void RequestFraming::end_request() {
 
 std::optional<FramingError> RequestFraming::feed(std::string_view input, std::string& parsed) {
   while (!input.empty()) {
-    if (state_ == State::kDone) return std::nullopt;
+    if (auto error = feed_request(input, parsed)) return error;
+  }
+  return std::nullopt;
+}
+
+std::optional<FramingError> RequestFraming::feed_request(std::string_view& input, std::string& parsed) {
+  ended_ = false;
+  while (!input.empty() && !ended_) {
+    if (state_ == State::kDone) {
+      input = {};
+      return std::nullopt;
+    }
     const bool in_body = state_ >= State::kBody;
     if (auto error = step(input, parsed)) {
       error->in_body = in_body;
       state_ = State::kDone;
       line_ = {};
       head_ = {};
+      input = {};
       return error;
     }
   }

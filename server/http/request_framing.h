@@ -36,6 +36,10 @@ class RequestFraming {
   // they arrive (a chunk's parts as chunks of their own), no extensions, no trailers. After an error, or after a request
   // that says `Connection: close`, everything is dropped.
   std::optional<FramingError> feed(std::string_view input, std::string& parsed);
+  // The same, but stops behind the end of a request: what is left in `input` belongs to later ones.
+  std::optional<FramingError> feed_request(std::string_view& input, std::string& parsed);
+  // No head and no body is under way.
+  bool is_between_requests() const { return state_ == State::kRequestLine; }
 
   static constexpr std::string_view kPoison = "0\r\nXX";
   // Bytes held back until a line or a head is whole.
@@ -68,6 +72,7 @@ class RequestFraming {
   std::string line_;  // unfinished
   std::string head_;  // canonical lines so far
   Head fields_;
+  bool ended_ = false;                      // a request, by the last step
   size_t head_bytes_ = 0, head_lines_ = 0;  // of the head or the trailers being read
   uint64_t left_ = 0;                       // of the body or the chunk
 };

@@ -142,6 +142,20 @@ class Faults:
         self.file.close()
 
 
+class SmallDisk:
+    """A tmpfs of a few megabytes, so that files fill it; an ordinary folder where mounting is not allowed."""
+
+    def __init__(self, megabytes=6):
+        self.folder = tempfile.mkdtemp(prefix="bam-small-disk-")
+        command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "bam-small-disk", self.folder]
+        self.mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+    def close(self):
+        if self.mounted:
+            subprocess.run(["umount", self.folder], check=True)
+        shutil.rmtree(self.folder)
+
+
 class Gateway:
     """deploy/k8s/haproxy.cfg before servers on this machine. Only the servers' addresses are replaced: names that a cluster
     resolves become ports, and places without a server are left out."""

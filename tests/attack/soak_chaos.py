@@ -16,9 +16,7 @@ import random
 import re
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 
@@ -44,24 +42,6 @@ def cases(rng):
         body.update({"temperature": 0} if number % 2 else {"temperature": 1.2, "seed": number, "top_p": 0.9})
         bodies.append(body)
     return bodies
-
-
-class SmallDisk:
-    """A tmpfs of a few megabytes, so that snapshots fill it; an ordinary folder where mounting is not allowed."""
-
-    def __init__(self):
-        self.folder = tempfile.mkdtemp(prefix="bam-chaos-")
-        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "bam-chaos", self.folder], capture_output=True, check=False)
-        self.mounted = mounted.returncode == 0
-        if not self.mounted:
-            print("NO FULL DISK: mounting a tmpfs needs root", flush=True)
-
-    def close(self):
-        if self.mounted:
-            subprocess.run(["umount", self.folder], check=True)
-        for file in pathlib.Path(self.folder).glob("*"):
-            file.unlink()
-        os.rmdir(self.folder)
 
 
 class Supervisor:
@@ -287,7 +267,9 @@ class Chaos:
         self.bodies = cases(rng)
         with bamtest.running_server() as calm:
             self.expected = [calm.post("/v1/completions", body).json()["choices"][0]["text"] for body in self.bodies]
-        self.disk = SmallDisk()
+        self.disk = attack.SmallDisk()
+        if not self.disk.mounted:
+            print("NO FULL DISK: mounting a tmpfs needs root", flush=True)
         self.supervisor = Supervisor(rng, self.disk)
         self.rng = rng
 

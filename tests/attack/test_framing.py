@@ -90,10 +90,43 @@ class OneServer(bamtest.ServerTest):
         lines = {"endless headers": (b"GET /livez HTTP/1.1\r\nHost: x\r\n", b"X-Header: some value of it\r\n" * 2000),
                  "endless trailers": (CHUNKED + b"0\r\n", b"X-Trailer: some value of it\r\n" * 2000),
                  "endless empty lines": (b"", b"\r\n" * 30000),
-                 "endless small chunks": (CHUNKED, b"1\r\nx\r\n" * 10000)}
+                 "endless small chunks": (CHUNKED, b"1\r\nx\r\n" * 10000),
+                 "pages that are not read": (b"", b"GET /style.css HTTP/1.1\r\nHost: x\r\n\r\n" * 500),
+                 "refusals that are not read": (b"", b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n" * 500)}
         for name, (head, block) in lines.items():
             with self.subTest(name):
                 self.assertLess(self.flood(head, block), bamtest.megabytes(24))
+
+    def test_c2_replies_that_are_not_read_stop_the_answering(self):
+        """Twenty connections that go on asking for a page of 14 KB, eight at a time, and read nothing: each keeps the replies that
+        were begun, and is cut off when it sends on."""
+        self.assertTrue(self.alive())
+        before = attack.forget_peak(self.server.process.pid)
+        clients = [connect(self.server.port, self.tls) for _ in range(20)]
+        open_ones = set(clients)
+
+        def all_closed():
+            for client in list(open_ones):
+                try:
+                    client.sendall(b"GET /style.css HTTP/1.1\r\nHost: x\r\n\r\n" * 8)
+                except (ConnectionError, ssl.SSLError):
+                    open_ones.remove(client)
+            return not open_ones
+        bamtest.wait_until(all_closed, "all are cut off", self.server)
+        self.assertLess(attack.peak_bytes(self.server.process.pid) - before, bamtest.megabytes(24))
+        for client in clients:
+            client.close()
+
+    def test_pipelined_requests_are_answered_however_many(self):
+        """Those that wait are taken up when earlier replies are out, also behind one that takes its time."""
+        body = b'{"prompt":"%s"}' % (b"a " * 100_000)
+        first = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret-user\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        ask = b"GET /style.css HTTP/1.1\r\nHost: x\r\n\r\n"
+        last = ask.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        for beginning in (b"", first):
+            with connect(self.server.port, self.tls) as client:
+                client.sendall(beginning + ask * 199 + last)
+                self.assertEqual(replies(read_until_closed(client)[0]), [200] * (200 + bool(beginning)))
 
     def test_c2_many_at_once(self):
         """A hundred unfinished chunks of the largest body that is allowed."""

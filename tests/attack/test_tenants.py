@@ -59,6 +59,20 @@ class Tenants(bamtest.ServerTest):
         self.wait_live(ALICE, ["cmpl-same"])
         self.assertEqual(self.cancel(ADMIN, "same"), 200)
 
+    def test_what_is_kept_for_one_key_is_not_there_for_another(self):
+        reply = self.server.post("/v1/responses", {"input": "x", "max_output_tokens": 1}, headers=ALICE).json()["id"]
+        stream = self.start(ALICE, "kept", resumable=True)
+        for method, path in (("GET", f"/v1/responses/{reply}"), ("GET", f"/v1/responses/{reply}/input_items"), ("DELETE", f"/v1/responses/{reply}"),
+                             ("POST", f"/v1/responses/{reply}/cancel"), ("GET", "/v1/stream/kept"), ("HEAD", "/v1/stream/kept"),
+                             ("DELETE", "/v1/stream/kept"), ("POST", "/v1/requests/kept/cancel")):
+            self.assertEqual(self.server.request(method, path, headers=BOB).status, 404, (method, path))
+        again = self.server.post("/v1/responses", {"input": "x", "previous_response_id": reply, "max_output_tokens": 1}, headers=BOB)
+        self.assertEqual(again.status, 404, again.text)
+        stream.next_event()
+        self.assertEqual(self.server.request("HEAD", "/v1/stream/kept", headers=ALICE).status, 200)
+        self.assertEqual(self.server.request("DELETE", "/v1/stream/kept", headers=ALICE).status, 200)
+        self.assertEqual(self.server.request("DELETE", f"/v1/responses/{reply}", headers=ALICE).status, 200)
+
     def test_cached_tokens_tell_keys_nothing_about_each_other(self):
         def cached(headers):
             reply = self.server.post("/v1/completions", {"prompt": list(range(7, 607)), "max_tokens": 1}, headers=headers)
@@ -89,6 +103,20 @@ class Products(bamtest.ServerTest):
             self.assertIn("2000000", reply.error["message"])
         scored = self.server.post("/v1/completions", {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 5})
         self.assertEqual(scored.status, 200)
+
+    def test_h1_dialects_that_hold_their_reply_have_less(self):
+        """A stream of /v1/responses repeats everything in its last events. Before: any number of tokens, at 8 KB of memory each."""
+        said = [{"role": "user", "content": "x"}]
+        wanted = {"include": ["message.output_text.logprobs"], "top_logprobs": 20}
+        for path, body in (("/v1/responses", {"input": "x", **wanted, "max_output_tokens": 10_000, "stream": True}),
+                           ("/v1/responses", {"input": "x", **wanted, "max_output_tokens": 10_000}),
+                           ("/api/chat", {"messages": said, "stream": False, "logprobs": True, "top_logprobs": 20, "options": {"num_predict": 10_000}}),
+                           ("/completion", {"prompt": "x", "n_probs": 20, "n_predict": 10_000})):
+            reply = self.server.post(path, body)
+            self.assertEqual(reply.status, 400, (path, reply.text[:300]))
+            self.assertIn("200000", reply.text)
+        reply = self.server.post("/v1/responses", {"input": "x", **wanted, "max_output_tokens": 9000})
+        self.assertEqual(reply.status, 200, reply.text[:300])
 
     def peak(self):
         with open(f"/proc/{self.server.process.pid}/status", encoding="ascii") as status:

@@ -135,7 +135,9 @@ class ClientsLeave(bamtest.ServerTest):
         self.assertEqual((second.status, second.error["code"]), (400, "duplicate_request_id"))
         stream.close()
         self.wait_for(lambda: not self.live())
-        self.wait_for(lambda: self.server.complete(max_tokens=1, request_id="twice").status == 200)
+        statuses = []
+        self.wait_for(lambda: statuses.append(self.server.complete(max_tokens=1, request_id="twice").status) or statuses[-1] == 200)
+        self.assertLessEqual(set(statuses), {200, 400}, "the engine may know it a moment longer than its client")
 
 
 class SlowReaders(bamtest.ServerTest):

@@ -46,6 +46,28 @@ TEST(RequestFraming, PassesGoodRequestsOnInCanonicalForm) {
   EXPECT_EQ(feed("GET / HTTP/1.0\r\n\r\n", 1).parsed, "GET / HTTP/1.0\r\n\r\n");
 }
 
+TEST(RequestFraming, RequestsCanBeTakenOneByOne) {
+  const std::string get = "GET / HTTP/1.1\r\nHost: a\r\n\r\n", length = post("Content-Length: 5\r\n", "hello");
+  const std::string chunked = post("Transfer-Encoding: chunked\r\n", "3\r\nabc\r\n0\r\n\r\n");
+  const std::string all = get + length + chunked + get.substr(0, 9);
+  std::string_view rest = all;
+  RequestFraming framing;
+  for (const std::string& request : {get, length, chunked}) {
+    EXPECT_TRUE(framing.is_between_requests());
+    std::string parsed;
+    ASSERT_FALSE(framing.feed_request(rest, parsed));
+    EXPECT_EQ(parsed, request);
+  }
+  std::string parsed;
+  ASSERT_FALSE(framing.feed_request(rest, parsed));
+  EXPECT_TRUE(rest.empty() && parsed.empty());
+  ASSERT_FALSE(framing.feed(get.substr(9), parsed));
+  EXPECT_EQ(parsed, get);
+  std::string_view bad = "GET / HTTP/1.1\nHost: a\r\n\r\n";
+  EXPECT_TRUE(framing.feed_request(bad, parsed));
+  EXPECT_TRUE(bad.empty()) << "nothing behind an error is a request";
+}
+
 TEST(RequestFraming, ChunksAreHandedOverAsTheyArriveWithoutExtensionsAndTrailers) {
   const std::string head = post("Transfer-Encoding: Chunked\r\n");
   const std::string canonical = post("Transfer-Encoding: chunked\r\n");
