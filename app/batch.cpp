@@ -74,16 +74,9 @@ int run(const ServeConfig& config, const BatchFiles& files) {
   bool write_failed = false;
   const auto next = [&]() -> std::optional<std::string> {
     for (std::string line; !write_failed && std::getline(input, line);) {
-      if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-      if (!known.empty()) {
-        const auto json = parse_json(line);
-        const Json id = json && json->is_object() ? json->value("custom_id", Json()) : Json();
-        if (id.is_string() && known.contains(id.get<std::string>())) {
-          ++skipped;
-          continue;
-        }
-      }
-      return line;
+      if (is_blank_line(line)) continue;
+      if (known.empty() || !known.contains(custom_id_of(line))) return line;
+      ++skipped;
     }
     return std::nullopt;
   };

@@ -1,7 +1,6 @@
 #include "server/api/batch_runner.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <random>
@@ -11,14 +10,12 @@
 
 #include "base/json.h"
 #include "base/log.h"
+#include "server/api/choice_decoder.h"
 #include "server/api/route.h"
 
 namespace bam {
 
 namespace {
-
-constexpr std::array<std::string_view, 4> kUrls = {"/v1/chat/completions", "/v1/completions", "/v1/embeddings",
-                                                   "/v1/responses"};
 
 std::string new_request_id() {
   thread_local std::mt19937_64 random{std::random_device{}()};
@@ -58,9 +55,10 @@ class BatchRunner::OfflineCall final : public Call {
   using Call::reply;
   void reply(HttpReply reply) override {
     if (answered_.exchange(true)) return;
-    queue_->push([this, self = shared_from_this(), reply = std::move(reply)]() mutable {
-      runner_.finish(std::move(line_), std::move(reply));
-    });
+    queue_->push(
+        [this, self = shared_from_this(), reply = std::move(reply), aborted = log.finish == kAborted]() mutable {
+          runner_.finish(std::move(line_), std::move(reply), aborted);
+        });
   }
   // Long replies come in pieces.
   std::shared_ptr<ReplyStream> open_stream(ReplyStream::Head, ReplyStream::Callbacks) override {
@@ -95,8 +93,11 @@ class BatchRunner::OfflineCall final : public Call {
 BatchRunner::BatchRunner(ServerContext& context, Caller caller, size_t max_in_flight)
     : context_(context), caller_(std::move(caller)), max_in_flight_(max_in_flight) {}
 
-bool BatchRunner::is_batch_url(const std::string& url) {
-  return std::find(kUrls.begin(), kUrls.end(), url) != kUrls.end();
+std::string BatchRunner::error_line(const std::string& custom_id, std::string_view code, std::string_view message) {
+  return dump_json({{"id", new_request_id()},
+                    {"custom_id", custom_id},
+                    {"response", nullptr},
+                    {"error", {{"code", code}, {"message", message}}}});
 }
 
 void BatchRunner::Queue::push(std::function<void()> task) {
@@ -138,11 +139,12 @@ void BatchRunner::run_task(std::optional<Clock::time_point> until) {
   task();
 }
 
-void BatchRunner::run(const std::function<std::optional<std::string>()>& next,
-                      const std::function<void(Result)>& done) {
+void BatchRunner::run(const std::function<std::optional<std::string>()>& next, const std::function<void(Result)>& done,
+                      std::optional<Clock::time_point> until) {
   done_ = done;
   bool more = true;
   while (true) {
+    if (until && Clock::now() >= *until && !queue_->is_stopping()) stop();
     const bool stopped = queue_->is_stopping();
     while (!stopped && in_flight_.size() < max_in_flight_ && Clock::now() >= hold_until_ && (more || !again_.empty())) {
       if (!again_.empty()) {
@@ -157,39 +159,27 @@ void BatchRunner::run(const std::function<std::optional<std::string>()>& next,
     }
     const bool waits = !stopped && (more || !again_.empty());
     if (in_flight_.empty() && !waits) return;
-    run_task(waits && Clock::now() < hold_until_ ? std::optional(hold_until_) : std::nullopt);
+    std::optional<Clock::time_point> wake = stopped ? std::nullopt : until;
+    if (waits && Clock::now() < hold_until_) wake = std::min(hold_until_, wake.value_or(hold_until_));
+    run_task(wake);
   }
 }
 
 // A line that cannot be read has its result at once.
 void BatchRunner::start(const std::string& text) {
-  Line line;
-  const auto refuse = [&](const std::string& why) {
-    const ApiError error = ApiError::invalid(why);
-    done_({line.custom_id, false, result_line(line.custom_id, new_request_id(), error.status, error.to_json())});
-  };
-  auto json = parse_json(text);
-  if (!json) return refuse(json.error().what());
-  if (!json->is_object()) return refuse("a line must be an object");
-  FieldReader in(*json);
-  line.custom_id = in.text("custom_id", 512).value_or("");
-  if (in.ok() && line.custom_id.empty()) in.fail("custom_id", "'custom_id' is missing.");
-  if (in.ok() && in.text("method", 16).value_or("POST") != "POST") in.fail("method", "'method' must be POST.");
-  line.url = in.text("url", 256).value_or("");
-  if (in.ok() && !is_batch_url(line.url)) {
-    in.fail("url", fmt::format("'url' must be one of {}.", fmt::join(kUrls, ", ")));
+  BatchLine read;
+  auto error = read_batch_line(text, read);
+  if (!error && !custom_ids_.insert(read.custom_id).second)
+    error = ApiError::invalid("Another line has this 'custom_id', too.", "custom_id", "duplicate_custom_id");
+  if (error) {
+    return done_(
+        {read.custom_id, false, result_line(read.custom_id, new_request_id(), error->status, error->to_json())});
   }
-  const Json* given = in.object("body");
-  if (in.ok() && !given) in.fail("body", "'body' is missing.");
-  if (in.ok() && given->value("stream", Json()) == true)
-    in.fail("body.stream", "'body.stream' must be false: a line gets one reply.");
-  if (!in.ok()) return refuse(in.error().message);
-  Json body = *given;
+  Json& body = read.body;
   // Behind everybody who waits at a connection.
   if (!body.contains("priority") || body["priority"].is_null()) body["priority"] = context_.config.max_priority;
   body.erase("request_id");  // custom_id is what tells lines apart
-  line.body = dump_json(body);
-  submit(std::move(line));
+  submit({.custom_id = std::move(read.custom_id), .url = std::move(read.url), .body = dump_json(body)});
 }
 
 void BatchRunner::submit(Line line) {
@@ -210,7 +200,7 @@ void BatchRunner::submit(Line line) {
   }
 }
 
-void BatchRunner::finish(Line line, HttpReply reply) {
+void BatchRunner::finish(Line line, HttpReply reply, bool aborted) {
   in_flight_.erase(line.id);
   const bool stopping = queue_->is_stopping();
   if (reply.status == 429 || (reply.status == 503 && !stopping)) {
@@ -222,9 +212,7 @@ void BatchRunner::finish(Line line, HttpReply reply) {
     again_.push_back(std::move(line));
     return;
   }
-  const bool cut_off =
-      reply.status >= 500 || reply.status == 408 || reply.body.find(R"("finish_reason":"abort")") != std::string::npos;
-  if (stopping && cut_off) return;
+  if (stopping && (aborted || reply.status >= 500 || reply.status == 408)) return;
   done_({line.custom_id, reply.status == 200, result_line(line.custom_id, line.id, reply.status, reply.body)});
 }
 

@@ -11,7 +11,9 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_set>
 
+#include "server/api/batch_line.h"
 #include "server/api/server_context.h"
 
 namespace bam {
@@ -27,14 +29,15 @@ class BatchRunner {
   // `max_in_flight`: lines that are in the engine at once.
   BatchRunner(ServerContext& context, Caller caller, size_t max_in_flight);
 
-  // Takes lines until there are no more or stop() was called, and returns when none is in the engine any more. Lines
-  // that stop() has cut off have none: they are to be done again. Both functions run on the calling thread.
-  void run(const std::function<std::optional<std::string>()>& next, const std::function<void(Result)>& done);
+  // Takes lines until there are no more, stop() was called or it is `until`, and returns when none is in the engine any
+  // more. Lines that were cut off have no result: they are to be done again. Both functions run on the calling thread.
+  void run(const std::function<std::optional<std::string>()>& next, const std::function<void(Result)>& done,
+           std::optional<Clock::time_point> until = {});
   // Any thread. What is in the engine is cancelled.
   void stop();
 
-  // URLs that a line may ask for.
-  static bool is_batch_url(const std::string& url);
+  // A line of the reply file for a request that was not asked at all.
+  static std::string error_line(const std::string& custom_id, std::string_view code, std::string_view message);
 
  private:
   struct Line {
@@ -45,7 +48,8 @@ class BatchRunner {
 
   void start(const std::string& text);
   void submit(Line line);
-  void finish(Line line, HttpReply reply);
+  // `aborted`: the request was cancelled.
+  void finish(Line line, HttpReply reply, bool aborted);
   // Runs one task; waits for it until `until`.
   void run_task(std::optional<Clock::time_point> until);
 
@@ -55,7 +59,8 @@ class BatchRunner {
   std::function<void(Result)> done_;
   std::deque<Line> again_;  // the queue was full
   Clock::time_point hold_until_{};
-  std::set<std::string> in_flight_;  // request ids
+  std::set<std::string> in_flight_;             // request ids
+  std::unordered_set<std::string> custom_ids_;  // of all lines so far
 
   // What happens on the thread of run(). Calls keep it: a late task is put there and never runs.
   struct Queue {

@@ -1,5 +1,6 @@
 #include "server/api/batch_store.h"
 
+#include <charconv>
 #include <chrono>
 #include <fstream>
 #include <iterator>
@@ -17,6 +18,7 @@ namespace fs = std::filesystem;
 
 // Metadata stays in memory as long as its batch is listed.
 constexpr size_t kMaxMetadataBytes = 16 * 1024;
+constexpr int64_t kMaxWindowSeconds = 365 * 86400;
 
 int64_t unix_seconds() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -43,13 +45,14 @@ void write_file(const fs::path& path, std::string_view content) {
   fs::rename(draft, path);
 }
 
-size_t count_lines(std::string_view text) {
-  size_t lines = 0;
-  for (size_t at = 0, end; at < text.size(); at = end + 1) {
-    end = std::min(text.find('\n', at), text.size());
-    if (text.substr(at, end - at).find_first_not_of(" \t\r") != std::string_view::npos) ++lines;
-  }
-  return lines;
+// "24h", "90m", "30s", "7d": seconds; nothing when it is no such time.
+std::optional<int64_t> seconds_of(std::string_view window) {
+  int64_t count = 0;
+  const auto [end, error] = std::from_chars(window.data(), window.data() + window.size(), count);
+  const std::string_view unit(end, static_cast<size_t>(window.data() + window.size() - end));
+  const int64_t seconds = unit == "s" ? 1 : unit == "m" ? 60 : unit == "h" ? 3600 : unit == "d" ? 86400 : 0;
+  if (error != std::errc() || seconds == 0 || count < 1 || count > kMaxWindowSeconds / seconds) return std::nullopt;
+  return count * seconds;
 }
 
 // Ids of the results that a process has left; half a line is cut off.
@@ -60,8 +63,7 @@ void read_results(const fs::path& path, std::unordered_set<std::string>& ids) {
   if (whole != text.size()) fs::resize_file(path, whole);
   for (size_t at = 0, end; at < whole; at = end + 1) {
     end = text.find('\n', at);
-    const auto json = parse_json(std::string_view(text).substr(at, end - at));
-    if (json && json->is_object()) ids.insert(json->value("custom_id", std::string()));
+    ids.insert(custom_id_of(std::string_view(text).substr(at, end - at)));
   }
 }
 
@@ -116,14 +118,13 @@ std::optional<Json> BatchStore::find(const Entries& entries, const std::string& 
   return it->second.json;
 }
 
-Json BatchStore::list(const Entries& entries, const std::string& tenant) const {
+std::vector<Json> BatchStore::list(const Entries& entries, const std::string& tenant) const {
   const std::lock_guard lock(mutex_);
-  Json data = Json::array();
+  std::vector<Json> found;
   for (auto it = entries.rbegin(); it != entries.rend(); ++it) {
-    if (it->second.tenant == tenant) data.push_back(it->second.json);
+    if (it->second.tenant == tenant) found.push_back(it->second.json);
   }
-  const Json first = data.empty() ? Json() : data.front()["id"], last = data.empty() ? Json() : data.back()["id"];
-  return {{"object", "list"}, {"data", std::move(data)}, {"first_id", first}, {"last_id", last}, {"has_more", false}};
+  return found;
 }
 
 ApiResult<Json> BatchStore::add_file(const std::string& tenant, const std::string& name, const std::string& purpose,
@@ -152,7 +153,11 @@ ApiResult<Json> BatchStore::add_file(const std::string& tenant, const std::strin
   return (files_[id] = std::move(entry)).json;
 }
 
-Json BatchStore::files(const std::string& tenant) const { return list(files_, tenant); }
+std::vector<Json> BatchStore::files(const std::string& tenant, const std::string& purpose) const {
+  std::vector<Json> found = list(files_, tenant);
+  if (!purpose.empty()) std::erase_if(found, [&](const Json& file) { return file["purpose"] != purpose; });
+  return found;
+}
 
 std::optional<Json> BatchStore::file(const std::string& tenant, const std::string& id) const {
   return find(files_, tenant, id);
@@ -181,11 +186,14 @@ ApiResult<Json> BatchStore::add_batch(const Caller& caller, const Json& body) {
   if (metadata && dump_json(*metadata).size() > kMaxMetadataBytes) {
     in.fail("metadata", fmt::format("'metadata' is larger than {} bytes.", kMaxMetadataBytes));
   }
-  if (in.ok() && !BatchRunner::is_batch_url(endpoint)) in.fail("endpoint", "'endpoint' is none that a batch can use.");
+  if (in.ok() && !is_batch_url(endpoint)) in.fail("endpoint", "'endpoint' is none that a batch can use.");
+  const std::optional<int64_t> seconds = seconds_of(window);
+  if (in.ok() && !seconds) in.fail("completion_window", "'completion_window' must be a time like \"24h\" or \"7d\".");
   const std::optional<std::string> input = in.ok() ? file_content(caller.tenant, file_id) : std::nullopt;
   if (in.ok() && !input) in.fail("input_file_id", "'input_file_id' names no file.");
   if (!in.ok()) return ApiError::invalid(in.error());
-  const size_t lines = count_lines(*input);
+  const BatchFileCheck check = check_batch_file(*input, endpoint);
+  const bool failed = !check.errors.is_null();
   const std::lock_guard lock(mutex_);
   if (batches_.size() >= kMaxBatches) return ApiError::invalid("There are too many batches.", "", "too_many_batches");
   const std::string id = new_id("batch_");
@@ -194,29 +202,29 @@ ApiResult<Json> BatchStore::add_batch(const Caller& caller, const Json& body) {
               {{"id", id},
                {"object", "batch"},
                {"endpoint", endpoint},
-               {"errors", nullptr},
+               {"errors", check.errors},
                {"input_file_id", file_id},
                {"completion_window", window},
-               {"status", "in_progress"},
+               {"status", failed ? "failed" : "in_progress"},
                {"output_file_id", nullptr},
                {"error_file_id", nullptr},
                {"created_at", now},
-               {"in_progress_at", now},
-               {"expires_at", nullptr},
+               {"in_progress_at", failed ? Json() : Json(now)},
+               {"expires_at", now + *seconds},
                {"finalizing_at", nullptr},
                {"completed_at", nullptr},
-               {"failed_at", nullptr},
+               {"failed_at", failed ? Json(now) : Json()},
                {"expired_at", nullptr},
                {"cancelling_at", nullptr},
                {"cancelled_at", nullptr},
-               {"request_counts", {{"total", lines}, {"completed", 0}, {"failed", 0}}},
+               {"request_counts", {{"total", check.lines}, {"completed", 0}, {"failed", 0}}},
                {"metadata", metadata ? *metadata : Json()}}};
   save("batches", id, entry);
   changed_.notify_all();
   return (batches_[id] = std::move(entry)).json;
 }
 
-Json BatchStore::batches(const std::string& tenant) const { return list(batches_, tenant); }
+std::vector<Json> BatchStore::batches(const std::string& tenant) const { return list(batches_, tenant); }
 
 std::optional<Json> BatchStore::batch(const std::string& tenant, const std::string& id) const {
   return find(batches_, tenant, id);
@@ -271,13 +279,13 @@ void BatchStore::work() {
       run_batch(*id);
     } catch (const std::exception& error) {
       log::error("batch {}: {}", *id, error.what());
-      fail_batch(*id, error.what());
+      fail(*id, error.what());
     }
   }
 }
 
 // Its results are gone: they are what may have filled the disk.
-void BatchStore::fail_batch(const std::string& id, const char* why) {
+void BatchStore::fail(const std::string& id, const char* why) {
   const std::lock_guard lock(mutex_);
   std::error_code ignored;
   fs::remove(path("batches", id, ".out"), ignored);
@@ -286,7 +294,9 @@ void BatchStore::fail_batch(const std::string& id, const char* why) {
   Entry& entry = batches_[id];
   entry.json["status"] = "failed";
   entry.json["failed_at"] = unix_seconds();
-  entry.json["errors"] = {{"object", "list"}, {"data", Json::array({{{"code", "server_error"}, {"message", why}}})}};
+  entry.json["errors"] = {
+      {"object", "list"},
+      {"data", Json::array({{{"code", "server_error"}, {"line", nullptr}, {"message", why}, {"param", nullptr}}})}};
   try {
     save("batches", id, entry);
   } catch (const std::exception& error) {
@@ -327,22 +337,40 @@ void BatchStore::run_batch(const std::string& id) {
   }
   const auto next = [&]() -> std::optional<std::string> {
     for (std::string line; std::getline(input, line);) {
-      if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-      if (known.empty()) return line;
-      const auto json = parse_json(line);
-      const Json custom_id = json && json->is_object() ? json->value("custom_id", Json()) : Json();
-      if (!custom_id.is_string() || !known.contains(custom_id.get<std::string>())) return line;
+      if (is_blank_line(line)) continue;
+      if (known.empty() || !known.contains(custom_id_of(line))) return line;
     }
     return std::nullopt;
   };
-  runner.run(next, [&](const BatchRunner::Result& result) {
-    (result.ok ? out : errors) << result.line << '\n' << std::flush;
-    if (!out || !errors) return runner.stop();  // nothing that is still computed could be kept
-    ++(result.ok ? completed_count : failed_count);
+  const auto count = [&] {
     const std::lock_guard lock(mutex_);
     batches_[id].json["request_counts"]["completed"] = completed_count;
     batches_[id].json["request_counts"]["failed"] = failed_count;
-  });
+  };
+  const Json expires_at = entry.json["expires_at"];
+  std::optional<Clock::time_point> until;
+  if (expires_at.is_number()) until = Clock::now() + std::chrono::seconds(expires_at.get<int64_t>() - unix_seconds());
+  std::unordered_set<std::string> answered;  // now; `known` is what next() leaves out
+  const auto done = [&](const BatchRunner::Result& result) {
+    (result.ok ? out : errors) << result.line << '\n' << std::flush;
+    if (!out || !errors) return runner.stop();  // nothing that is still computed could be kept
+    ++(result.ok ? completed_count : failed_count);
+    answered.insert(result.custom_id);
+    count();
+  };
+  runner.run(next, done, until);
+  const auto total = entry.json["request_counts"]["total"].get<size_t>();
+  known.merge(answered);
+  bool expired = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const bool cancelled = batches_[id].json["status"] == "cancelling";
+    expired = until && Clock::now() >= *until && known.size() < total && !cancelled;
+  }
+  if (expired) {
+    failed_count += write_expired(entry, known, errors);
+    count();
+  }
   if (!out || !errors) throw Error("its results cannot be written");
   out.close();
   errors.close();
@@ -350,16 +378,33 @@ void BatchStore::run_batch(const std::string& id) {
   const std::lock_guard lock(mutex_);
   running_.clear();
   Entry& stored = batches_[id];
-  const bool cancelled = stored.json["status"] == "cancelling";
-  if (stopping_ && !cancelled) return save("batches", id, stored);
+  const bool cancelled = stored.json["status"] == "cancelling" && !expired;
+  if (stopping_ && !cancelled && !expired) return save("batches", id, stored);
   stored.json["finalizing_at"] = unix_seconds();
   if (fs::file_size(out_path) > 0) stored.json["output_file_id"] = add_result_file(stored, out_path, "output");
   if (fs::file_size(error_path) > 0) stored.json["error_file_id"] = add_result_file(stored, error_path, "error");
-  stored.json["status"] = cancelled ? "cancelled" : "completed";
-  stored.json[cancelled ? "cancelled_at" : "completed_at"] = unix_seconds();
+  const char* status = expired ? "expired" : cancelled ? "cancelled" : "completed";
+  stored.json["status"] = status;
+  stored.json[fmt::format("{}_at", status)] = unix_seconds();
   save("batches", id, stored);
   fs::remove(out_path);
   fs::remove(error_path);
+}
+
+size_t BatchStore::write_expired(const Entry& batch, const std::unordered_set<std::string>& known,
+                                 std::ostream& errors) const {
+  std::ifstream input(path("files", batch.json["input_file_id"].get<std::string>(), ".jsonl"), std::ios::binary);
+  size_t count = 0;
+  for (std::string line; std::getline(input, line);) {
+    const std::string custom_id = is_blank_line(line) ? std::string() : custom_id_of(line);
+    if (custom_id.empty() || known.contains(custom_id)) continue;
+    errors << BatchRunner::error_line(custom_id, "batch_expired",
+                                      "This request could not be executed before the completion window expired.")
+           << '\n';
+    ++count;
+  }
+  errors << std::flush;
+  return count;
 }
 
 // With the lock held. Results are kept where they are until the batch says that it is done.

@@ -8,8 +8,11 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <thread>
+#include <unordered_set>
+#include <vector>
 
 #include "base/json.h"
 #include "server/api/api_error.h"
@@ -42,13 +45,14 @@ class BatchStore {
 
   ApiResult<Json> add_file(const std::string& tenant, const std::string& name, const std::string& purpose,
                            std::string_view content);
-  Json files(const std::string& tenant) const;
+  // Newest first; of one purpose, unless it is empty.
+  std::vector<Json> files(const std::string& tenant, const std::string& purpose) const;
   std::optional<Json> file(const std::string& tenant, const std::string& id) const;
   std::optional<std::string> file_content(const std::string& tenant, const std::string& id) const;
   bool delete_file(const std::string& tenant, const std::string& id);
 
   ApiResult<Json> add_batch(const Caller& caller, const Json& body);
-  Json batches(const std::string& tenant) const;
+  std::vector<Json> batches(const std::string& tenant) const;
   std::optional<Json> batch(const std::string& tenant, const std::string& id) const;
   std::optional<Json> cancel(const std::string& tenant, const std::string& id);
 
@@ -66,12 +70,14 @@ class BatchStore {
   void save(const char* kind, const std::string& id, const Entry& entry) const;
   std::string new_id(const char* prefix);
   std::optional<Json> find(const Entries& entries, const std::string& tenant, const std::string& id) const;
-  Json list(const Entries& entries, const std::string& tenant) const;
+  std::vector<Json> list(const Entries& entries, const std::string& tenant) const;
+  // Entries of a batch whose time is over, for the lines that have no result.
+  size_t write_expired(const Entry& batch, const std::unordered_set<std::string>& known, std::ostream& errors) const;
+  void fail(const std::string& id, const char* why);
   std::string add_result_file(const Entry& batch, const std::filesystem::path& results, const char* kind);
   void work();
   std::optional<std::string> next_batch();
   void run_batch(const std::string& id);
-  void fail_batch(const std::string& id, const char* why);
 
   const std::filesystem::path folder_;
   ServerContext* context_ = nullptr;

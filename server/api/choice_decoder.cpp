@@ -161,7 +161,7 @@ void ChoiceDecoder::finish(FinishReason reason) {
   switch (reason) {
     case FinishReason::kStop: finish_reason_ = "stop"; break;
     case FinishReason::kLength: finish_reason_ = "length"; break;
-    case FinishReason::kCancelled: finish_reason_ = "abort"; break;
+    case FinishReason::kCancelled: finish_reason_ = kAborted; break;
     case FinishReason::kTimeout:
     case FinishReason::kError: finish_reason_ = "error"; break;
   }

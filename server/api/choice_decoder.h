@@ -97,6 +97,9 @@ class ChoiceDecoder {
   StopReason stop_reason_;
 };
 
+// The finish reason of what was cancelled.
+inline constexpr const char* kAborted = "abort";
+
 // Characters (code points) of valid UTF-8.
 int64_t count_characters(std::string_view text);
 // A token as logprobs spell it: its text, "bytes:\xe2\x96" when it is no whole text, a control token's name.

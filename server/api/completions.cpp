@@ -362,7 +362,13 @@ size_t GenerationJob::held_prompt_bytes() const {
 }
 
 void GenerationJob::complete() {
-  call_->log.finish = record_.choice(0, 0).decoder->finish_reason();
+  const std::string_view finish = record_.finish_reason();
+  if (finish == kAborted && dialect_.pooling != Pooling::kNone) {  // half a vector is none
+    ApiError cancelled = ApiError::unavailable("The request was cancelled.", "cancelled", 0);
+    cancelled.final = true;
+    return fail(cancelled);
+  }
+  call_->log.finish = finish;
   if (writer_) {
     send(writer_->end(record_.usage()));
     finish_log(200);
@@ -412,7 +418,7 @@ void GenerationJob::client_left() {
   if (state_ == State::kEnded) return;
   cancel_engine_requests();
   context_.metrics.disconnects.fetch_add(1, std::memory_order_relaxed);
-  call_->log.finish = "abort";
+  call_->log.finish = kAborted;
   call_->log.error = "the client left";
   finish_log(499);
   end();

@@ -86,6 +86,19 @@ class OpenAiEmbeddings final : public EmbeddingWriter {
   const EmbeddingOptions options_;
 };
 
+// Ollama's first form: one text, one vector.
+class OllamaEmbedding final : public EmbeddingWriter {
+ public:
+  OllamaEmbedding(const ReplyMeta&, EmbeddingOptions options) : options_(options) {}
+
+ private:
+  Json body(const std::vector<ChoiceReply>& choices, const Usage&) const override {
+    return {{"embedding", unit_vector(choices.front().embedding, options_.dimensions)}};
+  }
+
+  const EmbeddingOptions options_;
+};
+
 class OllamaEmbeddings final : public EmbeddingWriter {
  public:
   OllamaEmbeddings(const ReplyMeta& meta, EmbeddingOptions options) : meta_(meta), options_(options) {}
@@ -150,8 +163,28 @@ void handle_ollama_embed(ServerContext& context, CallPtr call) {
   auto body = read_body(*call);
   if (!body) return;
   if (const auto error = translate_ollama(*body)) return call->reply(*error);
+  if (const auto input = body->find("input"); input != body->end() && input->is_array() && input->empty()) {
+    // Who asks for nothing wants the model loaded.
+    return call->reply_json(dump_json({{"model", context.config.served_model_names.front()},
+                                       {"embeddings", Json::array()},
+                                       {"total_duration", 0},
+                                       {"load_duration", 0},
+                                       {"prompt_eval_count", 0}}));
+  }
   if (const Json truncate = take(*body, "truncate"); truncate != false) (*body)["truncate_prompt_tokens"] = -1;
   start_embeddings<OllamaEmbeddings>(context, std::move(call), *std::move(body));
+}
+
+void handle_ollama_embedding(ServerContext& context, CallPtr call) {
+  auto body = read_body(*call);
+  if (!body) return;
+  if (const auto error = translate_ollama(*body)) return call->reply(*error);
+  Json prompt = take(*body, "prompt");
+  if (!prompt.is_string()) return call->reply(ApiError::invalid("'prompt' must be a text.", "prompt"));
+  if (prompt == "") return call->reply_json(R"({"embedding":[]})");
+  (*body)["input"] = std::move(prompt);
+  (*body)["truncate_prompt_tokens"] = -1;
+  start_embeddings<OllamaEmbedding>(context, std::move(call), *std::move(body));
 }
 
 }  // namespace bam

@@ -36,8 +36,8 @@ std::optional<ApiError> translate_options(Json& body) {
     options.erase(key);
   }
   Json limit = take(options, "num_predict");
-  // −1: until the model stops, −2: until the context is full.
-  if (limit.is_number() && limit < 0) {
+  // −1 and 0: until the model stops, −2: until the context is full.
+  if (limit.is_number() && limit <= 0) {
     limit = Json();
   } else if (!limit.is_null()) {
     body["max_tokens"] = std::move(limit);
@@ -191,6 +191,13 @@ std::optional<ApiError> check_name(const ServerContext& context, const Json& bod
                              "model_not_found");
 }
 
+// 0, "0", "0s", "0h0m": a time to keep a model loaded that is none.
+bool is_no_time(const Json& keep_alive) {
+  if (!keep_alive.is_string()) return keep_alive == 0;
+  const std::string& text = keep_alive.get_ref<const std::string&>();
+  return text.find('0') != std::string::npos && text.find_first_of("123456789-") == std::string::npos;
+}
+
 // Ollama's clients load a model by asking for nothing.
 void reply_loaded(const ServerContext& context, Call& call, Json body, bool chat) {
   translate_model(body);
@@ -202,7 +209,7 @@ void reply_loaded(const ServerContext& context, Call& call, Json body, bool chat
     json["response"] = "";
   }
   json["done"] = true;
-  json["done_reason"] = body.value("keep_alive", Json()) == 0 ? "unload" : "load";  // it stays: there is one model
+  json["done_reason"] = is_no_time(body.value("keep_alive", Json())) ? "unload" : "load";  // it stays all the same
   call.reply_json(dump_json(json));
 }
 

@@ -248,8 +248,8 @@ class ResponsesWriter final : public ReplyWriter {
   }
 
  private:
-  const char* item_status() const { return reason_ == "length" || reason_ == "abort" ? "incomplete" : "completed"; }
-  const char* status() const { return reason_ == "abort" ? "cancelled" : item_status(); }
+  const char* item_status() const { return reason_ == "length" || reason_ == kAborted ? "incomplete" : "completed"; }
+  const char* status() const { return reason_ == kAborted ? "cancelled" : item_status(); }
 
   static Json usage_json(const Usage& usage) {
     return {{"input_tokens", usage.prompt_tokens},
@@ -392,9 +392,9 @@ void handle_responses(ServerContext& context, CallPtr call) {
   if (const Json previous = take(*body, "previous_response_id"); previous.is_string()) {
     const auto stored = context.responses.find(call->caller.tenant, previous.get<std::string>());
     if (!stored) {
-      ApiError error = no_response(previous.get<std::string>());
-      error.param = "previous_response_id";
-      return call->reply(error);
+      return call->reply(ApiError::invalid(
+          fmt::format("Previous response with id '{}' not found.", previous.get<std::string>().substr(0, 200)),
+          "previous_response_id", "previous_response_not_found"));
     }
     earlier = stored->messages;
   } else if (!previous.is_null()) {

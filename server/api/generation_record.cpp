@@ -35,6 +35,17 @@ bool GenerationRecord::all_reported() const {
   return true;
 }
 
+const char* GenerationRecord::finish_reason() const {
+  const char* first = prompts_.front().choices.front().decoder->finish_reason();
+  for (const Prompt& prompt : prompts_) {
+    for (const Choice& choice : prompt.choices) {
+      const char* reason = choice.decoder->finish_reason();
+      if (reason == std::string_view(kAborted)) return reason;
+    }
+  }
+  return first;
+}
+
 Usage GenerationRecord::usage() const {
   Usage usage;
   for (const Prompt& prompt : prompts_) {

@@ -45,6 +45,8 @@ class GenerationRecord {
 
   void take(Prompt& prompt, PromptLogprobsEvent&& event);
   bool all_reported() const;
+  // Of the whole: "abort" when any choice was cut off so, else the first one's.
+  const char* finish_reason() const;
   Usage usage() const;
 
   // All choices as the reply shows them. They refer to the record.

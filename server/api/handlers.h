@@ -82,6 +82,7 @@ std::string ollama_error(const ApiError& error);
 // dialect_embeddings.cpp
 void handle_embeddings(ServerContext& context, CallPtr call);
 void handle_ollama_embed(ServerContext& context, CallPtr call);
+void handle_ollama_embedding(ServerContext& context, CallPtr call);
 
 // dialect_llamacpp.cpp
 void handle_llamacpp_completion(ServerContext& context, CallPtr call);

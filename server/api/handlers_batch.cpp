@@ -3,6 +3,7 @@
 #include "server/api/batch_store.h"
 #include "server/api/handlers.h"
 #include "server/api/json_body.h"
+#include "server/api/list_page.h"
 
 namespace bam {
 
@@ -93,7 +94,10 @@ void handle_file_upload(ServerContext& context, CallPtr call) {
 }
 
 void handle_files(ServerContext& context, CallPtr call) {
-  if (BatchStore* store = store_of(context, *call)) call->reply_json(dump_json(store->files(call->caller.tenant)));
+  BatchStore* store = store_of(context, *call);
+  if (!store) return;
+  reply_page(*call, store->files(call->caller.tenant, query_value(*call, "purpose").value_or("")),
+             BatchStore::kMaxFiles);
 }
 
 void handle_file(ServerContext& context, CallPtr call) {
@@ -128,7 +132,8 @@ void handle_batch_create(ServerContext& context, CallPtr call) {
 }
 
 void handle_batches(ServerContext& context, CallPtr call) {
-  if (BatchStore* store = store_of(context, *call)) call->reply_json(dump_json(store->batches(call->caller.tenant)));
+  if (BatchStore* store = store_of(context, *call))
+    reply_page(*call, store->batches(call->caller.tenant), BatchStore::kMaxBatches);
 }
 
 void handle_batch(ServerContext& context, CallPtr call) {

@@ -1,9 +1,11 @@
 // What becomes of a reply of /v1/responses afterwards.
+#include <algorithm>
 #include <ctime>
 
 #include <fmt/format.h>
 
 #include "server/api/handlers.h"
+#include "server/api/list_page.h"
 #include "server/api/response_store.h"
 #include "server/api/server_context.h"
 
@@ -19,7 +21,7 @@ ApiError no_response(const std::string& id) {
 void handle_response(ServerContext& context, CallPtr call) {
   const auto stored = context.responses.find(call->caller.tenant, call->path_parameter);
   if (!stored) return call->reply(no_response(call->path_parameter));
-  if (call->query.find("stream=true") != std::string::npos) {
+  if (query_value(*call, "stream") == "true") {
     return call->reply(ApiError::invalid(
         "'stream': the response is complete. A stream that can be picked up again has the header X-Resumable.",
         "stream"));
@@ -52,7 +54,7 @@ void handle_response_cancel(ServerContext& context, CallPtr call) {
 void handle_response_input(ServerContext& context, CallPtr call) {
   const auto stored = context.responses.find(call->caller.tenant, call->path_parameter);
   if (!stored) return call->reply(no_response(call->path_parameter));
-  Json items = Json::array();
+  std::vector<Json> items;
   for (size_t i = 0; i < stored->input.size(); ++i) {
     Json item = stored->input[i];
     if (!item.contains("type")) item["type"] = "message";
@@ -66,9 +68,8 @@ void handle_response_input(ServerContext& context, CallPtr call) {
     }
     items.push_back(std::move(item));
   }
-  const Json first = items.empty() ? Json() : items.front()["id"], last = items.empty() ? Json() : items.back()["id"];
-  call->reply_json(dump_json(
-      {{"object", "list"}, {"data", std::move(items)}, {"first_id", first}, {"last_id", last}, {"has_more", false}}));
+  std::ranges::reverse(items);
+  reply_page(*call, std::move(items), limits::kMessages);
 }
 
 void handle_response_delete(ServerContext& context, CallPtr call) {

@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "server/api/handlers.h"
+#include "server/api/list_page.h"
 
 namespace bam {
 
@@ -26,12 +27,8 @@ std::optional<uint64_t> number_in(std::string_view text) {
 
 // "from=N", or the number behind the one that a browser's EventSource has seen last.
 ApiResult<uint64_t> first_event(const Call& call) {
-  std::string_view rest = call.query;
-  while (!rest.empty()) {
-    const std::string_view part = rest.substr(0, rest.find('&'));
-    rest.remove_prefix(std::min(rest.size(), part.size() + 1));
-    if (!part.starts_with("from=")) continue;
-    if (const auto from = number_in(part.substr(5))) return *from;
+  if (const auto text = query_value(call, "from")) {
+    if (const auto from = number_in(*text)) return *from;
     return ApiError::invalid("'from' must be the number of an event, from 0.", "from");
   }
   const std::string& last = call.header("last-event-id");

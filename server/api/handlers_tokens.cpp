@@ -15,6 +15,7 @@ namespace {
 
 struct TokenizeRequest {
   std::optional<std::string> text;
+  bool is_content = false;  // llama.cpp's word for it
   std::vector<ChatMessage> messages;
   std::optional<bool> add_special;
   bool parse_special = true;
@@ -33,11 +34,15 @@ struct DetokenizeRequest {
 const FieldTable<TokenizeRequest>& tokenize_fields() {
   using Kinds = FieldKinds<TokenizeRequest>;
   const Json messages = {{"type", "array"}, {"minItems", 1}, {"maxItems", limits::kMessages}, {"items", {{"$ref", "#/components/schemas/Message"}}}};
+  const auto read_text = [](FieldReader& in, const std::string& key, TokenizeRequest& out) {
+    out.text = in.text(key, SIZE_MAX);
+    out.is_content = key == "content";
+  };
   static const FieldTable<TokenizeRequest> fields = {
-      {"prompt", 1, Kinds::text(SIZE_MAX, BAM_MEMBER(text)), "a text", {"content"}},
+      {"prompt", 1, Kinds::custom({{"type", "string"}}, read_text), "a text; \"content\" is llama.cpp's word for it", {"content"}},
       {"messages", 1, Kinds::custom(messages, [](FieldReader& in, const std::string& key, TokenizeRequest& out) { out.messages = read_messages(in, key); }),
        "or a chat"},
-      {"add_special_tokens", 1, Kinds::flag(BAM_MEMBER(add_special)), "put BOS as the checkpoint asks; default true for a text, false for a chat", {"add_special"}},
+      {"add_special_tokens", 1, Kinds::flag(BAM_MEMBER(add_special)), "put BOS as the checkpoint asks; default true for a prompt, false for content and for a chat", {"add_special"}},
       {"parse_special", 1, Kinds::flag(BAM_MEMBER(parse_special)), "special tokens that the text spells are those tokens; else text"},
       {"tools", 1, Kinds::custom(tools_schema(), [](FieldReader& in, const std::string&, TokenizeRequest& out) { out.tools = read_tools(in, {}); }),
        "of a chat, as are the next three"},
@@ -115,8 +120,8 @@ void handle_tokenize(ServerContext& context, CallPtr call) {
   if (!request->text) {
     return call->reply(ApiError::invalid("'prompt', 'content' or 'messages' is missing.", "prompt"));
   }
-  const std::vector<int32_t> ids =
-      model.tokenizer.encode(*request->text, request->add_special.value_or(true), request->parse_special);
+  const std::vector<int32_t> ids = model.tokenizer.encode(
+      *request->text, request->add_special.value_or(!request->is_content), request->parse_special);
   request->text.reset();
   if (!call->is_open()) return;
   std::string json = R"({"tokens":[)";

@@ -355,6 +355,7 @@ FieldTable<GenerationRequest> make_fields() {
       {"request_id", kAnyGeneration, request_id(), "also as header X-Request-Id; the reply's id is cmpl- or chatcmpl- plus it"},
       {"user", kAnyGeneration, Kinds::ignored({{"type", "string"}}), "ignored"},
 
+      {"modalities", kInChat, Kinds::refused(Json::array({Json::array({"text"}), Json::array()}), "this model writes text"), "refused, but for [\"text\"]"},
       {"suffix", kInCompletions, Kinds::refused(Json::array({""}), "BAM models read left to right and were not trained to fill in the middle"),
        "refused: BAM models read left to right"},
       // These three mean something together only: read_tools() reads them.

@@ -47,6 +47,7 @@ const std::map<std::string, Bodies>& bodies_by_path() {
       {"/api/version", {nullptr, "OllamaVersion"}},
       {"/v1/embeddings", {"EmbeddingsRequest", "Embeddings"}},
       {"/api/embed", {"OllamaEmbedRequest", "OllamaEmbeddings"}},
+      {"/api/embeddings", {"OllamaEmbeddingRequest", "OllamaEmbedding"}},
       {"POST /v1/files", {nullptr, "File"}},
       {"/v1/files", {nullptr, "FileList"}},
       {"/v1/files/{id}", {nullptr, "File"}},
@@ -142,6 +143,16 @@ Json stream_item(const Bodies& bodies) {
           {"additionalProperties", false}};
 }
 
+// What list_page() reads.
+void add_page_parameters(Json& parameters) {
+  const auto add = [&](const char* name, const char* text, Json schema) {
+    parameters.push_back({{"name", name}, {"in", "query"}, {"description", text}, {"schema", std::move(schema)}});
+  };
+  add("limit", "at most so many entries; all unless set", {{"type", "integer"}, {"minimum", 1}, {"maximum", 10'000}});
+  add("after", "id of the entry before the first one", {{"type", "string"}});
+  add("order", "by the time of creation; desc unless set", {{"enum", {"asc", "desc"}}});
+}
+
 Json operation(const Route& route, const Bodies& bodies) {
   Json op;
   op["summary"] = route.summary;
@@ -158,6 +169,17 @@ Json operation(const Route& route, const Bodies& bodies) {
          {"in", "query"},
          {"description", "number of the first event; 0 unless set, or the one behind Last-Event-ID"},
          {"schema", {{"type", "integer"}, {"minimum", 0}}}});
+  }
+  const bool paged =
+      route.path == "/v1/files" || route.path == "/v1/batches" || route.path == "/v1/responses/{id}/input_items";
+  if (paged && route.method == "GET") add_page_parameters(op["parameters"]);
+  if (route.path == "/v1/files" && route.method == "POST") {
+    const Json form = {{"type", "object"},
+                       {"properties",
+                        {{"purpose", {{"const", "batch"}}},
+                         {"file", {{"type", "string"}, {"contentMediaType", "application/octet-stream"}}}}},
+                       {"required", {"purpose", "file"}}};
+    op["requestBody"] = {{"required", true}, {"content", {{"multipart/form-data", {{"schema", form}}}}}};
   }
   if (bodies.request) {
     op["requestBody"] = {{"required", true}, {"content", json_content(bodies.request)}};

@@ -91,6 +91,9 @@ const char* openapi_dialect_schemas() {
 "OllamaEmbedRequest": {"type": "object", "properties": {"model": {"type": "string", "maxLength": 1024}, "input": {"anyOf": [{"type": "string",
 "minLength": 1}, {"type": "array", "minItems": 1, "maxItems": 64, "items": {"type": "string", "minLength": 1}}]}, "dimensions": {"type": "integer", "minimum": 1},
 "truncate": {"type": "boolean"}, "options": {"$ref": "#/components/schemas/OllamaOptions"}}, "required": ["model", "input"]},
+"OllamaEmbeddingRequest": {"type": "object", "properties": {"model": {"type": "string", "maxLength": 1024}, "prompt": {"type": "string"},
+"options": {"$ref": "#/components/schemas/OllamaOptions"}}, "required": ["model", "prompt"]},
+"OllamaEmbedding": {"type": "object", "properties": {"embedding": {"type": "array", "items": {"type": "number"}}}, "required": ["embedding"]},
 "OllamaEmbeddings": {"type": "object", "properties": {"model": {"type": "string"}, "embeddings": {"type": "array", "items": {"type": "array",
 "items": {"type": "number"}}}}, "required": ["model", "embeddings"]},
 "File": {"type": "object", "properties": {"id": {"type": "string"}, "object": {"const": "file"}, "bytes": {"type": "integer"}, "filename":
@@ -98,10 +101,10 @@ const char* openapi_dialect_schemas() {
 "FileList": {"type": "object", "properties": {"object": {"const": "list"}, "data": {"type": "array", "items": {"$ref":
 "#/components/schemas/File"}}}, "required": ["object", "data"]},
 "BatchRequest": {"type": "object", "properties": {"input_file_id": {"type": "string"}, "endpoint": {"enum": ["/v1/chat/completions",
-"/v1/completions", "/v1/embeddings", "/v1/responses"]}, "completion_window": {"type": "string", "maxLength": 16}, "metadata": {"type":
+"/v1/completions", "/v1/embeddings", "/v1/responses"]}, "completion_window": {"type": ["string", "null"], "pattern": "^[1-9][0-9]{0,6}[smhd]$"}, "metadata": {"type":
 ["object", "null"]}}, "required": ["input_file_id", "endpoint"]},
 "Batch": {"type": "object", "properties": {"id": {"type": "string"}, "object": {"const": "batch"}, "status": {"enum": ["in_progress",
-"completed", "failed", "cancelling", "cancelled"]}, "request_counts": {"type": "object", "required": ["total", "completed", "failed"]}},
+"completed", "failed", "expired", "cancelling", "cancelled"]}, "request_counts": {"type": "object", "required": ["total", "completed", "failed"]}},
 "required": ["id", "object", "endpoint", "input_file_id", "status", "created_at", "request_counts"]},
 "BatchList": {"type": "object", "properties": {"object": {"const": "list"}, "data": {"type": "array", "items": {"$ref":
 "#/components/schemas/Batch"}}}, "required": ["object", "data"]},

@@ -43,6 +43,8 @@ std::vector<Route> make_routes() {
       {"POST", "/v1/embeddings", handle_embeddings, kKey, kWorker, kModel, kWork, "Vectors of texts"},
       {"POST", "/api/embed", handle_ollama_embed, kKey, kWorker, kModel, kWork, "Vectors of texts, Ollama's form",
        ollama_error},
+      {"POST", "/api/embeddings", handle_ollama_embedding, kKey, kWorker, kModel, kWork,
+       "Vector of a text, Ollama's older form", ollama_error},
       {"POST", "/v1/files", handle_file_upload, kKey, kSlow, kModel, false, "Upload a file of requests"},
       {"GET", "/v1/files", handle_files, kKey, kSlow, kModel, false, "List files"},
       {"GET", "/v1/files/{id}", handle_file, kKey, kSlow, kModel, false, "Describe a file"},

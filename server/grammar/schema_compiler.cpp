@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <initializer_list>
 
 #include "base/error.h"
 #include "server/grammar/json_schema.h"
@@ -83,10 +84,28 @@ std::vector<std::string> types_of(const Json& schema, const std::string& at) {
   return types;
 }
 
+// Generators of schemas write such keywords where they restrict nothing.
+bool restricts_nothing(std::string_view keyword, const Json& value, const Json& schema) {
+  const auto in = [keyword](std::initializer_list<std::string_view> names) {
+    return std::find(names.begin(), names.end(), keyword) != names.end();
+  };
+  if (in({"propertyNames", "unevaluatedProperties", "unevaluatedItems", "additionalItems"})) {
+    const bool names_are_texts = keyword == "propertyNames" && value == Json{{"type", "string"}};
+    return value == true || value == Json::object() || names_are_texts;
+  }
+  if (in({"patternProperties", "dependencies", "dependentRequired", "dependentSchemas"}))
+    return value == Json::object();
+  if (keyword == "multipleOf") return value == 1 && schema.value("type", Json()) == "integer";
+  if (keyword == "if") return !schema.contains("then") && !schema.contains("else");
+  if (in({"then", "else"})) return !schema.contains("if");
+  return false;
+}
+
 void check_supported(const Json& schema, const std::string& at) {
   for (std::string_view keyword : kUnsupported) {
     const auto it = schema.find(keyword);
-    if (it != schema.end()) fail_at(pointer_to(at, keyword), "this keyword is not supported");
+    if (it != schema.end() && !restricts_nothing(keyword, *it, schema))
+      fail_at(pointer_to(at, keyword), "this keyword is not supported");
   }
   if (const auto it = schema.find("uniqueItems"); it != schema.end() && *it != false) {
     fail_at(pointer_to(at, "uniqueItems"), "this keyword is not supported");

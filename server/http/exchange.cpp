@@ -92,6 +92,7 @@ void Exchange::drop_body() {
 
 void Exchange::add_common_headers(const drogon::HttpResponsePtr& response) const {
   response->addHeader("x-request-id", request_id);
+  response->addHeader("request-id", request_id);  // where some clients look for it
   const std::string& origin = request_->getHeader("origin");
   if (!origin.empty()) {
     for (const std::string& allowed : context_.config.cors_origins) {

@@ -3,6 +3,7 @@
 A table stands between `<!-- table: NAMES -->` and `<!-- end of table -->`; NAMES are schemas, or the word metrics.
 """
 
+import json
 import re
 
 MARK = re.compile(r"(<!-- table: ([^>]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -33,7 +34,7 @@ def type_of(schema):
         return " or ".join(dict.fromkeys(type_of(option) for option in schema["anyOf"] if option != {"type": "null"}))
     if "const" in schema or "enum" in schema:
         values = schema.get("enum", [schema.get("const")])
-        return " or ".join(f"`{value}`" if isinstance(value, str) and value else str(value).lower() for value in values) or "-"
+        return " or ".join(f"`{value}`" if isinstance(value, str) and value else json.dumps(value) for value in values) or "-"
     kind = schema.get("type", "any")
     if isinstance(kind, list):
         return " or ".join(name for name in kind if name != "null")

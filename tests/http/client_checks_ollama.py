@@ -53,7 +53,9 @@ def main():
     asyncio.run(from_async(options, text))
     client.chat(model="test", options=options, messages=[*HELLO, {"role": "assistant", "tool_calls": [
         {"function": {"name": "add_two_numbers", "arguments": {"a": 1, "b": 2}}}]}, {"role": "tool", "tool_name": "add_two_numbers", "content": "3"}])
-    assert len(client.embed(model="test", input=["a", "b"]).embeddings) == 2
+    vectors = client.embed(model="test", input=["a", "b"]).embeddings
+    assert len(vectors) == 2
+    assert list(client.embeddings(model="test", prompt="a").embedding) == list(vectors[0])
     assert client.list().models[0].model == "test"
     assert "completion" in client.show("test").capabilities
     assert client.ps().models[0].model == "test"

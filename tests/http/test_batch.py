@@ -65,6 +65,22 @@ class Command(unittest.TestCase):
         self.assertTrue(self.output.read_text().startswith(before), "what was there is not done again")
         self.assertEqual(self.output.read_text().count("\n"), 400)
 
+    def test_a_custom_id_belongs_to_one_line(self):
+        self.input.write_text("\n".join([completion(0), completion(1), completion(0)]))
+        result = subprocess.run(self.command(), capture_output=True, text=True, timeout=bamtest.PATIENCE, check=False)
+        self.assertEqual(result.returncode, 1, result.stderr)
+        entries = [json.loads(entry) for entry in self.output.read_text().splitlines()]
+        self.assertEqual(sorted((entry["custom_id"], entry["response"]["status_code"]) for entry in entries), [("c0", 200), ("c0", 400), ("c1", 200)])
+        refused = next(entry["response"] for entry in entries if entry["response"]["status_code"] == 400)
+        self.assertEqual(refused["body"]["error"]["code"], "duplicate_custom_id")
+
+    def test_started_again_it_says_nothing_twice(self):
+        self.input.write_text("\n".join([completion(0), "{", line("bad", prompt="x", temperature=-1)]))
+        first = self.run_batch(1)
+        self.assertEqual(set(first), {"c0", "", "bad"})
+        self.assertEqual(self.run_batch(0), first)
+        self.assertEqual(self.output.read_text().count("\n"), 3)
+
     def test_usage(self):
         result = subprocess.run(self.command(), capture_output=True, text=True, timeout=bamtest.PATIENCE, check=False)
         self.assertEqual(result.returncode, 2, result.stderr)
@@ -89,21 +105,87 @@ class Server(unittest.TestCase):
         self.assertEqual(reply.status, 200, reply.text)
         return reply.json()
 
-    def begin(self, server, lines):
+    def begin(self, server, lines, endpoint="/v1/completions", window="24h"):
         file = self.upload(server, lines)
-        reply = server.post("/v1/batches", {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"})
+        reply = server.post("/v1/batches", {"input_file_id": file["id"], "endpoint": endpoint, "completion_window": window})
         self.assertEqual(reply.status, 200, reply.text)
         return reply.json()
 
     def wait(self, server, batch):
         def ended():
             now = server.get(f"/v1/batches/{batch['id']}").json()
-            return now if now["status"] in ("completed", "cancelled", "failed") else None
+            return now if now["status"] in ("completed", "cancelled", "failed", "expired") else None
         return bamtest.wait_until(ended, "the batch ends", server)
 
     def results(self, server, file_id):
         text = server.get(f"/v1/files/{file_id}/content").text
         return {entry["custom_id"]: entry["response"] for entry in map(json.loads, text.splitlines())}
+
+    def test_a_file_with_a_bad_line_fails_as_a_whole(self):
+        chat = {"messages": [{"role": "user", "content": "Hello"}]}
+        lines = ["{", "", completion(0), completion(0), line("chat", "/v1/chat/completions", **chat), line("", prompt="x"), line("get", method="GET"),
+                 line("where", "/v1/models"), line("stream", prompt="x", stream=True), "[]", json.dumps({"custom_id": "b", "url": "/v1/completions"})]
+        server = self.serve()
+        try:
+            failed = self.begin(server, lines)
+            self.assertEqual((failed["status"], failed["request_counts"]), ("failed", {"total": 10, "completed": 0, "failed": 0}))
+            self.assertTrue(failed["failed_at"] and failed["in_progress_at"] is None)
+            self.assertEqual([(error["line"], error["code"], error["param"]) for error in failed["errors"]["data"]], [
+                (1, "invalid_json_line", None), (4, "duplicate_custom_id", "custom_id"), (5, "invalid_url", "url"),
+                (6, "missing_required_parameter", "custom_id"), (7, "invalid_method", "method"), (8, "invalid_url", "url"),
+                (9, "invalid_value", "body.stream"), (10, "invalid_json_line", None), (11, "missing_required_parameter", "body")])
+            empty = self.begin(server, ["", " "])
+            self.assertEqual((empty["status"], empty["errors"]["data"][0]["code"]), ("failed", "empty_file"))
+            many = self.begin(server, ["{"] * 500)
+            self.assertEqual((len(many["errors"]["data"]), many["request_counts"]["total"]), (100, 500), "the list is bounded")
+            self.assertEqual(server.post(f"/v1/batches/{failed['id']}/cancel", {}).json()["status"], "failed", "there is nothing to cancel")
+            self.assertEqual(self.wait(server, self.begin(server, [completion(0)]))["status"], "completed", "others are not held up")
+        finally:
+            server.stop()
+
+    def test_a_batch_whose_time_is_over(self):
+        server = self.serve()
+        try:
+            for window in ("24", "h", "0h", "-1h", "1y", "9999999d"):
+                reply = server.post("/v1/batches", {"input_file_id": "file-x", "endpoint": "/v1/completions", "completion_window": window})
+                self.assertEqual((reply.status, reply.error["param"]), (400, "completion_window"), window)
+            count = 60
+            lines = [completion("short", 1)] + [completion(i, 100_000) for i in range(count)]
+            begun = self.begin(server, lines, window="2s")
+            self.assertEqual(begun["expires_at"], begun["created_at"] + 2)
+            waiting = self.begin(server, [completion("waiting", 100_000)], window="1s")
+            done = self.wait(server, begun)
+            counts = done["request_counts"]
+            self.assertEqual((done["status"], counts["total"], counts["completed"] + counts["failed"]), ("expired", count + 1, count + 1))
+            self.assertGreaterEqual(done["expired_at"], done["expires_at"])
+            answered = self.results(server, done["output_file_id"]) if done["output_file_id"] else {}
+            errors = [json.loads(entry) for entry in server.get(f"/v1/files/{done['error_file_id']}/content").text.splitlines()]
+            self.assertEqual(len(answered), counts["completed"])
+            self.assertEqual({(entry["error"]["code"], entry["response"]) for entry in errors}, {("batch_expired", None)})
+            self.assertEqual(sorted([*answered, *(entry["custom_id"] for entry in errors)]), sorted(json.loads(entry)["custom_id"] for entry in lines))
+            self.assertEqual(self.wait(server, waiting)["status"], "expired")
+            server.wait_idle()
+        finally:
+            server.stop()
+
+    def test_lists_in_pages(self):
+        server = self.serve()
+        try:
+            ids = [self.begin(server, [completion(i, 1)])["id"] for i in range(3)]
+            self.wait(server, {"id": ids[-1]})
+            first = server.get("/v1/batches?limit=2").json()
+            self.assertEqual(([batch["id"] for batch in first["data"]], first["has_more"], first["last_id"]), ([ids[2], ids[1]], True, ids[1]))
+            rest = server.get(f"/v1/batches?limit=2&after={first['last_id']}").json()
+            self.assertEqual(([batch["id"] for batch in rest["data"]], rest["has_more"]), ([ids[0]], False))
+            inputs = server.get("/v1/files?purpose=batch&order=asc").json()["data"]
+            self.assertEqual([file["purpose"] for file in inputs], ["batch"] * 3)
+            self.assertEqual([file["id"] for file in inputs], sorted(file["id"] for file in inputs))
+            self.assertEqual(len(server.get("/v1/files?purpose=batch_output").json()["data"]), 3)
+            for query, param in (("limit=0", "limit"), ("limit=x", "limit"), ("limit=", "limit"), ("limit=100000", "limit"), ("order=up", "order"),
+                                 ("after=batch_x", "after")):
+                self.assertEqual(server.get("/v1/batches?" + query).error["param"], param)
+        finally:
+            server.stop()
 
     def test_batch_of_completions(self):
         server = self.serve()
@@ -144,6 +226,40 @@ class Server(unittest.TestCase):
             results = self.results(server, done["output_file_id"])
             self.assertEqual(len(results), 300)
             self.assertEqual({reply["body"]["choices"][0]["finish_reason"] for reply in results.values()}, {"length"}, "none was cut off")
+        finally:
+            server.stop()
+
+    def test_responses_that_a_restart_cuts_off_are_done_again(self):
+        server = self.serve("--drain-timeout", "1s")
+        lines = [line(f"c{i}", "/v1/responses", input="Hello", max_output_tokens=3000, ignore_eos=True) for i in range(40)]
+        batch = self.begin(server, lines, "/v1/responses")
+        self.wait_for_work(server)
+        server.stop(expected=None)
+        server = self.serve()
+        try:
+            self.assertEqual(server.post(f"/v1/batches/{batch['id']}/cancel", {}).status, 200)
+            done = self.wait(server, batch)
+            results = self.results(server, done["output_file_id"]) if done["output_file_id"] else {}
+            self.assertEqual({reply["body"]["status"] for reply in results.values()} - {"incomplete"}, set(), "max_output_tokens, nothing else")
+        finally:
+            server.stop()
+
+    def wait_for_work(self, server):
+        bamtest.wait_until(lambda: server.health()["running"] > 0, "lines in the engine", server)
+
+    def test_a_batch_that_cannot_be_done_stays_failed(self):
+        server = self.serve()
+        file = self.upload(server, [completion(0)])
+        blocker = self.begin(server, [completion(i, 100_000) for i in range(200)])
+        batch = server.post("/v1/batches", {"input_file_id": file["id"], "endpoint": "/v1/completions"}).json()
+        server.request("DELETE", f"/v1/files/{file['id']}")
+        server.post(f"/v1/batches/{blocker['id']}/cancel", {})
+        failed = self.wait(server, batch)
+        self.assertEqual((failed["status"], failed["errors"]["data"][0]["code"]), ("failed", "server_error"))
+        server.stop()
+        server = self.serve()
+        try:
+            self.assertEqual(server.get(f"/v1/batches/{batch['id']}").json(), failed)
         finally:
             server.stop()
 

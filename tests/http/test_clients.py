@@ -22,7 +22,8 @@ class Clients(bamtest.ServerTest):
         print(result.stdout)
 
     def test_openai_responses(self):
-        self.run_checks("client_checks_responses.py", "openai<4")
+        for package in ("openai<4", "openai<3"):
+            self.run_checks("client_checks_responses.py", package)
 
     def test_anthropic(self):
         self.run_checks("client_checks_anthropic.py", "anthropic<2")

@@ -103,6 +103,10 @@ class Specials(bamtest.ServerTest):
                         for piece in reply["tokens"])
         self.assertEqual(text.decode().strip(), "The é")
         self.assertEqual([piece["id"] for piece in reply["tokens"]], self.tokenize("The é"))
+        bos = self.server.get("/tokenizer_info").json()["bos_token_id"]
+        for fields, begins in (({"content": "The"}, False), ({"content": "The", "add_special": True}, True), ({"prompt": "The"}, True),
+                               ({"prompt": "The", "add_special_tokens": False}, False)):  # the defaults of llama.cpp and of vLLM
+            self.assertEqual(self.server.post("/tokenize", fields).json()["tokens"][0] == bos, begins, fields)
         strings = self.server.post("/tokenize", {"prompt": "The grass", "return_token_strs": True}).json()["token_strs"]
         self.assertTrue(any(piece.startswith("▁") for piece in strings), strings)
 
@@ -280,6 +284,12 @@ class Habits(bamtest.ServerTest):
         nulls = self.server.post("/v1/chat/completions", {**CHAT, "max_tokens": 1, **{name: None for name in fields}, "tools": None, "stop": None})
         self.assertEqual(nulls.status, 200, "null is as good as no field")
         self.assertNotIn("x-ignored-fields", nulls.headers)
+
+    def test_an_answer_is_text(self):
+        for wish, status in ((["text"], 200), ([], 200), (None, 200), (["text", "audio"], 400)):
+            reply = self.server.post("/v1/chat/completions", {**CHAT, "max_tokens": 1, "modalities": wish})
+            self.assertEqual(reply.status, status, wish)
+        self.assertEqual(reply.error["param"], "modalities")
 
     def test_bodies(self):
         body = json.dumps({"prompt": "x", "max_tokens": 1}).encode()

@@ -24,6 +24,7 @@ ENDPOINTS = [
     ("POST", "/api/chat", {**CHAT, "stream": False, "options": {"num_predict": 1}}, "message"),
     ("POST", "/api/generate", {"prompt": "x", "stream": False, "options": {"num_predict": 1}}, "response"),
     ("POST", "/api/embed", {"input": "x"}, "embeddings"),
+    ("POST", "/api/embeddings", {"prompt": "x"}, "embedding"),
     ("POST", "/api/show", {"model": "test"}, "details"),
     ("GET", "/api/tags", None, "models"),
     ("GET", "/api/ps", None, "models"),
@@ -131,6 +132,17 @@ VLLM_HISTOGRAMS = ["time_to_first_token_seconds", "inter_token_latency_seconds",
                    "request_prompt_tokens", "request_generation_tokens"]
 
 
+# What the Grafana boards that come with vLLM read (grafana.json, performance_statistics.json, query_statistics.json).
+VLLM_BOARDS = {"vllm:" + name for name in (
+    "e2e_request_latency_seconds_bucket", "e2e_request_latency_seconds_count", "e2e_request_latency_seconds_sum", "generation_tokens_total",
+    "gpu_cache_usage_perc", "inter_token_latency_seconds_bucket", "inter_token_latency_seconds_count", "inter_token_latency_seconds_sum",
+    "iteration_tokens_total_count", "kv_cache_usage_perc", "num_requests_running", "num_requests_waiting", "prompt_tokens_total",
+    "request_decode_time_seconds_sum", "request_generation_tokens_bucket", "request_max_num_generation_tokens_sum",
+    "request_prefill_time_seconds_sum", "request_prompt_tokens_bucket", "request_queue_time_seconds_sum", "request_success_total",
+    "time_per_output_token_seconds_bucket", "time_per_output_token_seconds_count", "time_per_output_token_seconds_sum",
+    "time_to_first_token_seconds_bucket", "time_to_first_token_seconds_count", "time_to_first_token_seconds_sum")}
+
+
 class Section2(bamtest.ServerTest):
     arguments = ("--max-body", "1MiB", "--ping-interval", "1s", *bamtest.UNREAD)
 
@@ -159,7 +171,7 @@ class Section2(bamtest.ServerTest):
 
     def test_2_1_openapi_lists_every_endpoint(self):
         paths = self.server.get("/openapi.json").json()["paths"]
-        for method, path, _, _ in ENDPOINTS[:31]:
+        for method, path, _, _ in ENDPOINTS[:32]:
             path = path.replace("/models/test", "/models/{id}")
             self.assertIn(method.lower(), paths[path], path)
         self.assertIn("post", paths["/v1/requests/{id}/cancel"])
@@ -361,6 +373,7 @@ class Section2(bamtest.ServerTest):
         for name in VLLM_HISTOGRAMS:
             for part in ("_bucket", "_sum", "_count"):
                 self.assertIn("vllm:" + name + part, names)
+        self.assertEqual(VLLM_BOARDS - names, set())
         self.assertTrue({"bam_attention_tiles_total", "bam_kv_reach_freed_bytes_total"} <= names)
         own = [name for name in names if name.startswith("bam_")]
         self.assertGreater(len(own), 20)

@@ -5,6 +5,7 @@ chat says, in one piece as in a stream, with tools and schemas, and its errors h
 import base64
 import json
 import struct
+import threading
 import unittest
 
 import bamtest
@@ -115,7 +116,23 @@ class Responses(Dialect):
         self.assertGreaterEqual(second["usage"]["input_tokens_details"]["cached_tokens"], 64, "what was read is not read again")
         third = self.create(previous_response_id=second["id"], input="Go on.")
         self.assertGreater(third["usage"]["input_tokens"], second["usage"]["input_tokens"])
-        self.assertEqual(self.create(404, previous_response_id="resp_unknown")["error"]["param"], "previous_response_id")
+        deleted = self.server.request("DELETE", f"/v1/responses/{second['id']}")
+        self.assertEqual(deleted.status, 200)
+        for gone in ("resp_unknown", second["id"]):  # OpenAI's status, code and words, which clients look for
+            error = self.create(400, previous_response_id=gone)["error"]
+            self.assertEqual((error["code"], error["param"]), ("previous_response_not_found", "previous_response_id"))
+            self.assertEqual(error["message"], f"Previous response with id '{gone}' not found.")
+        self.assertEqual(self.server.get(f"/v1/responses/{third['id']}").status, 200, "what went on from it stays")
+
+    def test_input_items_in_pages(self):
+        items = [{"role": "user", "content": str(i)} for i in range(3)]
+        path = f"/v1/responses/{self.create(input=items)['id']}/input_items"
+        said = [item["content"][0]["text"] for item in self.server.get(path + "?order=asc").json()["data"]]
+        self.assertEqual(said, ["0", "1", "2"])
+        page = self.server.get(path + "?limit=2").json()
+        self.assertEqual(([item["content"][0]["text"] for item in page["data"]], page["has_more"]), (["2", "1"], True))
+        rest = self.server.get(f"{path}?limit=2&after={page['last_id']}").json()
+        self.assertEqual(([item["content"][0]["text"] for item in rest["data"]], rest["has_more"]), (["0"], False))
 
     def test_schema_and_tools(self):
         schema = self.create(text={"format": {"type": "json_schema", "name": "flag", "schema": FLAG}}, max_output_tokens=60)
@@ -205,6 +222,10 @@ class Anthropic(Dialect):
         named = self.create(tools=[tool], tool_choice={"type": "tool", "name": "get_weather"}, max_tokens=200)
         self.assertEqual(named["content"][0]["type"], "tool_use")
 
+    def test_its_clients_find_the_request_id(self):
+        reply = self.server.post("/v1/messages", {"messages": HELLO, "max_tokens": 1}, headers={"anthropic-version": "2023-06-01"})
+        self.assertEqual(reply.headers["request-id"], reply.headers["x-request-id"])
+
     def test_count_tokens(self):
         count = self.ask("/v1/messages/count_tokens", {"model": "test", "messages": HELLO})["input_tokens"]
         usage = self.create()["usage"]
@@ -252,7 +273,14 @@ class Ollama(Dialect):
         plain = self.server.complete(max_tokens=12).json()["choices"][0]["text"]
         self.assertEqual("".join(line["response"] for line in raw), plain)
         self.assertEqual(self.ask("/api/generate", {"model": "test"})["done_reason"], "load")
-        self.assertEqual(self.ask("/api/generate", {"model": "test", "keep_alive": 0})["done_reason"], "unload")
+        for keep_alive, reason in ((0, "unload"), ("0", "unload"), ("0s", "unload"), (-1, "load"), ("-1m", "load"), ("10m", "load"), (None, "load")):
+            self.assertEqual(self.ask("/api/generate", {"model": "test", "keep_alive": keep_alive})["done_reason"], reason)
+
+    def test_no_limit(self):
+        for count in (0, -1, -2):  # each means that there is none
+            reply = self.server.post("/api/generate", {"model": "test", "prompt": "x", "raw": True, "stream": False, "options": {
+                "num_predict": count, "stop": ["e"], "temperature": 0}})
+            self.assertEqual(reply.json()["done_reason"], "stop", reply.text)
 
     def test_durations_are_of_the_prompt_and_of_the_answer(self):
         options = {"temperature": 0, "num_predict": 60, "stop": ["no such text"]}
@@ -389,6 +417,26 @@ class Embeddings(Dialect):
     def test_ollama(self):
         reply = self.ask("/api/embed", {"model": "test", "input": self.TEXTS})
         self.assertEqual(reply["embeddings"], self.vectors())
+        self.assertEqual(self.ask("/api/embeddings", {"model": "test", "prompt": self.TEXTS[0]}), {"embedding": self.vectors()[0]})
+        self.assertEqual(self.ask("/api/embed", {"model": "test", "input": []})["embeddings"], [], "it loads the model")
+        self.assertEqual(self.ask("/api/embeddings", {"model": "test", "prompt": ""}), {"embedding": []})
+        for body in ({"model": "test"}, {"model": "test", "prompt": 5}, {"model": "test", "prompt": ["a"]}):
+            self.assertIn("'prompt'", self.ask("/api/embeddings", body, 400)["error"])
+
+    def test_cancelled(self):
+        """A vector is whole or not there."""
+        for path, name in (("/v1/embeddings", "input"), ("/api/embed", "input")):
+            body = {"model": "test", name: "x", "dimensions": 4, "request_id": "cancelled"}
+            blocker = self.server.stream("/v1/completions", {"prompt": [5 + i % 300 for i in range(60_000)]})
+            self.wait_for(lambda: self.server.live(), "a long prompt is read")
+            replies = []
+            asking = threading.Thread(target=lambda: replies.append(self.server.post(path, {**body, name: "long " * 40_000})))
+            asking.start()
+            self.wait_for(lambda: self.server.post("/v1/requests/cancelled/cancel", {}).status == 200, "it is cancelled")
+            asking.join()
+            blocker.reset()
+            self.assertEqual((replies[0].status, replies[0].headers["x-should-retry"]), (503, "false"), replies[0].text)
+            self.assertIn("cancelled", replies[0].text)
 
     def test_refused(self):
         for fields, param in (({"input": None}, "input"), ({"input": []}, "input"), ({"dimensions": 0}, "dimensions"), ({"dimensions": 10 ** 6}, "dimensions"),

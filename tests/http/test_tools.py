@@ -150,6 +150,14 @@ class Tools(bamtest.ServerTest):
     def test_several_choices(self):
         for choice in self.chat(tool_choice="required", n=3, temperature=1.2, seed=5, parallel_tool_calls=False)["choices"]:
             self.check_call(choice["message"]["tool_calls"][0])
+        fields = {"tool_choice": "required", "n": 2, "temperature": 1.2, "seed": 5, "stream_options": {"include_usage": True}}
+        whole = self.chat(**{key: value for key, value in fields.items() if key != "stream_options"})
+        *chunks, last = self.server.stream("/v1/chat/completions", {**CHAT, **fields}).chunks()
+        for choice in whole["choices"]:
+            own = [{"choices": [part for part in chunk["choices"] if part["index"] == choice["index"]]} for chunk in chunks]
+            said = [(call["function"]["name"], call["function"]["arguments"]) for call in choice["message"]["tool_calls"]]
+            self.assertEqual(calls_of(own), said, "calls are counted by choice")
+        self.assertEqual((last["choices"], last["usage"]["completion_tokens"]), ([], whole["usage"]["completion_tokens"]))
 
     def test_messages_of_tools(self):
         call = {"id": "abcdefghi", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Oslo", "days": 1}'}}

@@ -259,15 +259,38 @@ TEST(JsonSchema, References) {
   });
 }
 
+// As Zod, Pydantic and others write them.
+TEST(JsonSchema, KeywordsThatRestrictNothing) {
+  check({
+      {R"({"type":"object","propertyNames":{"type":"string"},"additionalProperties":{"type":"null"}})",
+       {R"({"a":null})"},
+       {R"({"a":1})"}},
+      {R"({"type":"object","propertyNames":{},"unevaluatedProperties":true,"dependentRequired":{},"patternProperties":{},
+           "properties":{"a":{"type":"null"}},"required":["a"]})",
+       {R"({"a":null})"},
+       {"{}"}},
+      {R"({"type":"integer","multipleOf":1})", {"3"}, {"0.5"}},
+      {R"({"type":"array","uniqueItems":false,"unevaluatedItems":{},"items":{"type":"null"}})",
+       {"[null,null]"},
+       {"[1]"}},
+      {R"({"type":"boolean","if":{"const":true}})", {"true", "false"}, {"null"}},
+      {R"({"type":"boolean","then":{"const":true},"else":{"const":null}})", {"true", "false"}, {"null"}},
+  });
+}
+
 TEST(JsonSchema, ErrorsNameTheKeyword) {
   const std::vector<std::pair<const char*, const char*>> cases = {
       {R"({"type":"object","properties":{"a":{"not":{}}}})", "/properties/a/not: this keyword is not supported"},
-      {R"({"if":{}})", "/if: "},
+      {R"({"if":{},"then":{}})", "/if: "},
+      {R"({"if":{},"else":false})", "/if: "},
       {R"({"type":"array","uniqueItems":true})", "/uniqueItems: "},
       {R"({"type":"array","contains":{}})", "/contains: "},
       {R"({"type":"object","patternProperties":{"a":{}}})", "/patternProperties: "},
-      {R"({"type":"object","propertyNames":{}})", "/propertyNames: "},
-      {R"({"type":"object","dependentRequired":{}})", "/dependentRequired: "},
+      {R"({"type":"object","propertyNames":{"pattern":"a"}})", "/propertyNames: "},
+      {R"({"type":"object","propertyNames":false})", "/propertyNames: "},
+      {R"({"type":"object","unevaluatedProperties":false})", "/unevaluatedProperties: "},
+      {R"({"type":"object","dependentRequired":{"a":["b"]}})", "/dependentRequired: "},
+      {R"({"type":"number","multipleOf":1})", "/multipleOf: "},
       {R"({"type":"object","minProperties":1})", "/minProperties: "},
       {R"({"type":"object","maxProperties":1})", "/maxProperties: "},
       {R"({"type":"integer","multipleOf":3})", "/multipleOf: "},
