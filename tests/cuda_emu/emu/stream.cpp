@@ -185,7 +185,13 @@ void finish_device(int device) {
     if (stream->device == device) all.push_back(stream.get());
   }
   for (CUstream_st* stream : all) {
-    if (lives(stream)) finish(stream);
+    if (!lives(stream)) continue;
+    if (device == current_device()) {
+      finish(stream);
+    } else {  // that of another rank, which would be another process: not to be waited for when it waits for rows
+      while (advance(stream)) {
+      }
+    }
   }
 }
 
