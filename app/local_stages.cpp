@@ -11,6 +11,7 @@
 #include "app/model_setup.h"
 #include "base/error.h"
 #include "engine/capacity.h"
+#include "kernels/device.h"
 
 namespace bam {
 
@@ -34,8 +35,16 @@ void remove_stale_folders() {
   }
 }
 
+// Rows go from GPU to GPU: each rank has one of its own, from rank 0's on.
+std::string device_of(const ModelSettings& model, int rank) {
+  int first = 0;
+  const bool own_gpu = model.stages.transport.ends_with("+nccl") && model.device.starts_with("cuda");
+  return own_gpu && parse_device(model.device, first) ? fmt::format("cuda:{}", first + rank) : model.device;
+}
+
 // The flags of one worker: what was set for rank 0, and what all share.
-std::vector<std::string> worker_arguments(const ServeConfig& config, int rank) {
+std::vector<std::string> worker_arguments(ServeConfig config, int rank) {
+  config.model.device = device_of(config.model, rank);
   std::vector<std::string> arguments;
   const auto set = [&](const std::string& name, const std::string& value) {
     arguments.push_back("--" + name + "=" + value);
@@ -52,7 +61,7 @@ std::vector<std::string> worker_arguments(const ServeConfig& config, int rank) {
 }  // namespace
 
 bool wants_local_stages(const StageSettings& stages) {
-  return stages.count > 1 && stages.transport == "gloo" && stages.rendezvous.empty();
+  return stages.count > 1 && stages.transport.starts_with("gloo") && stages.rendezvous.empty();
 }
 
 LocalStages::LocalStages(ServeConfig& config) {

@@ -20,7 +20,7 @@ struct StageSettings {
   int64_t count = 1;
   int64_t rank = 1;                // of a worker; with mpi the job knows
   std::string layers;              // "4,4,4"; empty: by their cost
-  std::string transport = "gloo";  // gloo, mpi
+  std::string transport = "gloo";  // gloo, mpi, gloo+nccl, mpi+nccl
   std::string rendezvous;          // where ranks find each other; empty: this machine alone
   std::string address;             // by which others reach this rank
   double deadline_s = 5;

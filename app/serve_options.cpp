@@ -186,7 +186,7 @@ std::vector<Row> rows() {
        integer(BAM_FIELD(model.stages.count), 1, 1024), kStage},
       {"stage-rank", "which rank a worker is, from 1; with mpi the job knows", integer(BAM_FIELD(model.stages.rank), 1, 1023), kStage},
       {"stage-layers", "layers of each rank (4,4,4); empty: by their cost", text("LIST", BAM_FIELD(model.stages.layers)), kStage},
-      {"transport", "how ranks talk", one_of("gloo|mpi", BAM_FIELD(model.stages.transport)), kStage},
+      {"transport", "how ranks talk; with +nccl rows go from GPU to GPU", one_of("gloo|mpi|gloo+nccl|mpi+nccl", BAM_FIELD(model.stages.transport)), kStage},
       {"rendezvous", "where ranks find each other: file:DIR or redis:HOST[:PORT][/NAME]",
        text("PLACE", BAM_FIELD(model.stages.rendezvous)), kStage},
       {"stage-address", "address by which the other ranks reach this one; empty: the machine's name",

@@ -36,7 +36,7 @@ PipelineRunner::PipelineRunner(BamModel& model, const KvPlan& plan, uint64_t tok
     : source_(source),
       group_timeout_(plan.config.group_timeout_s),
       runner_(model, plan),
-      own_(describe_stage(model, plan, tokenizer_fingerprint)),
+      own_(describe_stage(model, plan, tokenizer_fingerprint, describe_row_wires(source.row_wires(), model.backend()))),
       stage_(runner_, own_.kv().geometry) {
   BAM_CHECK(source.rank() == 0 && source.size() > 1 && model.first_stage() && !model.last_stage());
   adopt(form());
@@ -85,7 +85,7 @@ PipelineRunner::Group PipelineRunner::form() {
 
 // Nullopt: a rank was lost meanwhile. Throws Error with one line if the ranks do not fit together.
 std::optional<PipelineRunner::Group> PipelineRunner::introduce(std::unique_ptr<Transport> transport, uint64_t epoch) {
-  Group group{std::move(transport), epoch, {own_}};
+  Group group{std::move(transport), nullptr, epoch, {own_}};
   std::vector<std::byte> message;
   std::string wrong;
   try {
@@ -109,6 +109,10 @@ std::optional<PipelineRunner::Group> PipelineRunner::introduce(std::unique_ptr<T
     Writer answer(message, {wrong.empty() ? Kind::kWelcome : Kind::kRefused, epoch, 0});
     if (!wrong.empty()) answer.text(wrong);
     for (int rank = 1; rank < source_.size(); ++rank) group.transport->send(rank, Channel::kPlan, message);
+    if (wrong.empty() && source_.row_wires() != nullptr) {
+      group.rows =
+          std::make_unique<DeviceRows>(runner_.model().backend(), *source_.row_wires(), *group.transport, epoch);
+    }
   } catch (const PeerLost& e) {
     log::warn("{}", e.what());
     return std::nullopt;
@@ -121,7 +125,8 @@ std::optional<PipelineRunner::Group> PipelineRunner::introduce(std::unique_ptr<T
 
 void PipelineRunner::adopt(Group group) {
   transport_ = std::move(group.transport);
-  stage_.attach(*transport_);
+  rows_ = std::move(group.rows);
+  stage_.attach(*transport_, rows_.get());
   epoch_ = group.epoch;
   step_ = 0;
   sent_.clear();
@@ -136,12 +141,14 @@ void PipelineRunner::adopt(Group group) {
     pictures_[rank].device = stages_[rank].device;
     if (counters_[rank].empty()) counters_[rank].resize(stages_[rank].heads.size());
   }
-  log::info("{} stages over {}, group {}", stages_.size(), transport_->description(), epoch_);
+  log::info("{} stages over {}{}, group {}", stages_.size(), transport_->description(),
+            rows_ ? ", rows by " + source_.row_wires()->description() : "", epoch_);
 }
 
 void PipelineRunner::form_again() {
   if (transport_) transport_->abort("rank 0 forms a new group");
   stage_.detach();
+  rows_.reset();
   transport_.reset();
   own_copies_.clear();
   pending_.clear();
@@ -346,9 +353,10 @@ std::vector<float> PipelineRunner::row_queries(const StagedBlocks& blocks, int32
   if (!transport_) throw PeerLost(-1, "there is no group");
   const auto hidden = static_cast<size_t>(runner_.model().config().hidden_size);
   const BlockTable& own = blocks.stages.front();
-  Writer writer(rows_message_, head(Kind::kRows), hidden * sizeof(float));
-  std::vector<float> queries = runner_.row_queries({own.entries.data(), own.stride, 0, 1, position}, token, nullptr,
-                                                   reinterpret_cast<float*>(writer.payload().data()));
+  Writer writer(rows_message_, head(Kind::kRows), rows_ ? 0 : hidden * sizeof(float));
+  float* const out = rows_ ? rows_->outgoing(hidden) : reinterpret_cast<float*>(writer.payload().data());
+  std::vector<float> queries =
+      runner_.row_queries({own.entries.data(), own.stride, 0, 1, position}, token, nullptr, out, rows_ != nullptr);
   report_ = {};
   write(writer, report_);
   for (int rank = 1; rank <= last_rank(); ++rank) {
@@ -356,7 +364,9 @@ std::vector<float> PipelineRunner::row_queries(const StagedBlocks& blocks, int32
     plan.number(position);
     plan.array(blocks.stages[static_cast<size_t>(rank)].entries);
     transport_->send_swap(rank, Channel::kPlan, message_);
-    if (rank == 1) transport_->send_swap(1, Channel::kActivations, rows_message_);
+    if (rank != 1) continue;
+    transport_->send_swap(1, Channel::kActivations, rows_message_);
+    if (rows_) rows_->send(hidden);
   }
   for (int rank = 1; rank <= last_rank(); ++rank) {
     await(rank, Kind::kProbed, message_);

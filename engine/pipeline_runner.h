@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "engine/clock.h"
+#include "engine/device_rows.h"
 #include "engine/stage_info.h"
 #include "engine/stage_runner.h"
 #include "engine/stage_thread.h"
@@ -54,6 +55,7 @@ class PipelineRunner final : public StepRunner {
  private:
   struct Group {
     std::unique_ptr<Transport> transport;
+    std::unique_ptr<DeviceRows> rows;  // null: they go in messages
     uint64_t epoch = 0;
     std::vector<StageInfo> stages;
   };
@@ -91,6 +93,7 @@ class PipelineRunner final : public StepRunner {
   std::vector<StageInfo> stages_;
 
   std::unique_ptr<Transport> transport_;
+  std::unique_ptr<DeviceRows> rows_;
   uint64_t epoch_ = 0;
   uint64_t step_ = 0;                                     // of the last plan
   std::unordered_map<uint64_t, int64_t> sent_;            // blocks of a table that the other ranks know of

@@ -14,7 +14,8 @@ constexpr uint64_t kMaxFields = 64, kMaxText = 4096, kMaxGroups = uint64_t{1} <<
 
 }  // namespace
 
-StageInfo describe_stage(BamModel& model, const KvPlan& plan, uint64_t tokenizer_fingerprint) {
+StageInfo describe_stage(BamModel& model, const KvPlan& plan, uint64_t tokenizer_fingerprint,
+                         const std::string& row_wires) {
   const ModelOptions& options = model.options();
   StageInfo info;
   info.identity = {
@@ -27,6 +28,7 @@ StageInfo describe_stage(BamModel& model, const KvPlan& plan, uint64_t tokenizer
       {"the KV format", fmt::format("{}, pages of {}", dtype_name(plan.layout.dtype), plan.layout.page_size)},
       {"the rows of a step", fmt::format("{}, {} of them with logits, of {} sequences", plan.config.max_batched_tokens,
                                          options.max_logit_rows, plan.config.max_num_seqs)},
+      {"the way of rows", row_wires},
       {"the build", fmt::format("{}, messages {}", BAM_VERSION, wire::kVersion)},
   };
   info.device = model.backend().description();

@@ -27,7 +27,9 @@ struct StageInfo {
   StagedKv::Stage kv() const { return {KvGeometry(page_size, reach, max_chunk), num_pages}; }
 };
 
-StageInfo describe_stage(BamModel& model, const KvPlan& plan, uint64_t tokenizer_fingerprint);
+// `row_wires`: the way that rows take, see engine/device_rows.h.
+StageInfo describe_stage(BamModel& model, const KvPlan& plan, uint64_t tokenizer_fingerprint,
+                         const std::string& row_wires);
 
 void write(wire::Writer& writer, const StageInfo& info);
 StageInfo read_stage_info(wire::Reader& reader);  // throws WireError

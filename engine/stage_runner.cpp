@@ -20,6 +20,7 @@ void StageRunner::copy_pages(std::span<const PageCopy> copies) {
 void StageRunner::run(const Input& input) {
   ForwardInput forward{input.tokens, input.sequences, {}};
   forward.residual_in = input.residual_in;
+  forward.residual_on_device = input.residual_on_device;
   if (!model_.last_stage()) {
     forward.residual_out = input.residual_out;
     return model_.forward(forward, kv_, {});

@@ -35,13 +35,14 @@ class StageRunner {
     bool wants_hidden = false;
     const float* residual_in = nullptr;  // as in ForwardInput
     float* residual_out = nullptr;
+    bool residual_on_device = false;
   };
   // Throws what the model throws.
   void run(const Input& input);
   // Of one row, whose pages are complete; see AttentionProbe.
   std::vector<float> row_queries(const SequenceRows& row, int32_t token, const float* residual_in = nullptr,
-                                 float* residual_out = nullptr) {
-    return AttentionProbe::queries(model_, kv_, row, token, residual_in, residual_out);
+                                 float* residual_out = nullptr, bool residual_on_device = false) {
+    return AttentionProbe::queries(model_, kv_, row, token, residual_in, residual_out, residual_on_device);
   }
   // Of the last run: a row of logits that the host wanted, and what was drawn.
   const float* logits(size_t logit_row) const { return logits_.as<float>() + logit_row * vocab_size_; }

@@ -27,9 +27,10 @@ StageThread::~StageThread() {
   thread_.join();
 }
 
-void StageThread::attach(Transport& transport) {
+void StageThread::attach(Transport& transport, DeviceRows* rows) {
   const std::lock_guard lock(mutex_);
   transport_ = &transport;
+  rows_ = rows;
   tables_.clear();
 }
 
@@ -38,6 +39,7 @@ void StageThread::detach() {
   waiting_.clear();
   changed_.wait(lock, [&] { return !computing_; });
   transport_ = nullptr;
+  rows_ = nullptr;
 }
 
 std::unique_ptr<StageThread::Step> StageThread::blank() {
@@ -110,18 +112,22 @@ void StageThread::loop() {
 void StageThread::compute(Step& step, double waited_ms) {
   const auto start = Clock::now();
   report_ = {};
+  const size_t floats = step.tokens.size() * static_cast<size_t>(runner_.model().config().hidden_size);
   try {
     runner_.copy_pages(step.copies);
     tables_.apply(step.plan, sequences_);
-    const size_t floats = step.tokens.size() * static_cast<size_t>(runner_.model().config().hidden_size);
-    Writer writer(message_, step.head, floats * sizeof(float));
-    runner_.run({.tokens = step.tokens,
-                 .sequences = sequences_,
-                 .residual_out = reinterpret_cast<float*>(writer.payload().data())});
+    Writer writer(message_, step.head, rows_ != nullptr ? 0 : floats * sizeof(float));
+    runner_.run(
+        {.tokens = step.tokens,
+         .sequences = sequences_,
+         .residual_out = rows_ != nullptr ? rows_->outgoing(floats) : reinterpret_cast<float*>(writer.payload().data()),
+         .residual_on_device = rows_ != nullptr});
     report_.stage_ms.push_back(ms_since(start));
     report_.wait_ms.push_back(waited_ms);
     write(writer, report_);
   } catch (const DeviceLost&) {
+    throw;
+  } catch (const PeerLost&) {
     throw;
   } catch (const std::exception& e) {
     report_ = {};
@@ -131,6 +137,7 @@ void StageThread::compute(Step& step, double waited_ms) {
     write(writer, report_);
   }
   transport_->send_swap(1, Channel::kActivations, message_);
+  if (rows_ != nullptr && report_.error.empty()) rows_->send(floats);
 }
 
 }  // namespace bam

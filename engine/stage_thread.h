@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "engine/device_rows.h"
 #include "engine/stage_runner.h"
 #include "engine/stage_tables.h"
 #include "engine/step_wire.h"
@@ -34,8 +35,9 @@ class StageThread {
   StageThread(StageRunner& runner, KvGeometry geometry);
   ~StageThread();
 
-  // A new group, whose tables are empty; its second rank gets the rows. `transport` stays until detach().
-  void attach(Transport& transport);
+  // A new group, whose tables are empty; its second rank gets the rows, in messages unless `rows` is a shorter way. Both
+  // stay until detach().
+  void attach(Transport& transport, DeviceRows* rows);
   // Forgets what was issued; nothing is computed any more when it returns.
   void detach();
 
@@ -56,6 +58,7 @@ class StageThread {
 
   StageRunner& runner_;
   Transport* transport_ = nullptr;
+  DeviceRows* rows_ = nullptr;
   StageTables tables_;
 
   mutable std::mutex mutex_;

@@ -5,12 +5,14 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
 #include "base/log.h"
 #include "engine/clock.h"
+#include "engine/device_rows.h"
 #include "engine/stage_info.h"
 #include "engine/stage_runner.h"
 #include "engine/stage_tables.h"
@@ -29,14 +31,16 @@ using wire::Writer;
 
 constexpr milliseconds kLook{200};        // how often a thread that waits looks whether it should stop
 constexpr milliseconds kJoinSlice{2000};  // likewise, where the group is formed
-constexpr milliseconds kWelcomeTimeout{60000}, kFarewell{5000};
+constexpr milliseconds kWelcomeTimeout{60000}, kFarewell{5000}, kGoodbye{2000};
 
 // One rank in one group.
 class StageLoop {
  public:
-  StageLoop(StageRunner& runner, const StageInfo& info, Transport& transport, uint64_t epoch, std::stop_token stop)
+  StageLoop(StageRunner& runner, const StageInfo& info, const RowWireMaker* row_wires, Transport& transport,
+            uint64_t epoch, std::stop_token stop)
       : runner_(runner),
         info_(info),
+        row_wires_(row_wires),
         transport_(transport),
         epoch_(epoch),
         stop_(std::move(stop)),
@@ -61,8 +65,9 @@ class StageLoop {
         if (reader.head().kind == Kind::kEnd) return leave_last();
         handle(reader);
       }
-    } catch (const PeerLost&) {
-      if (!was_ended()) throw;
+    } catch (const PeerLost& lost) {
+      const bool is_gone = lost.rank() == 0 && !lost.comes_back();
+      if (!was_ended(is_gone ? kGoodbye : milliseconds(0))) throw;
     }
   }
 
@@ -86,15 +91,19 @@ class StageLoop {
     }
   }
 
-  // Rank 0 has left, but not without a word.
-  bool was_ended() {
-    try {
-      while (transport_.receive(0, Channel::kPlan, plan_message_, milliseconds(0))) {
-        if (Reader(plan_message_).head().kind == Kind::kEnd) return true;
+  // Rank 0 has left, but not without a word. Others may have told of it sooner than that word came.
+  bool was_ended(milliseconds patience) {
+    const auto until = Clock::now() + patience;
+    while (true) {
+      try {
+        while (transport_.receive(0, Channel::kPlan, plan_message_, milliseconds(0))) {
+          if (Reader(plan_message_).head().kind == Kind::kEnd) return true;
+        }
+      } catch (const Error&) {
       }
-    } catch (const Error&) {
+      if (stop_.stop_requested() || Clock::now() >= until) return false;
+      std::this_thread::sleep_for(milliseconds(10));
     }
-    return false;
   }
 
   void check_epoch(const Reader& reader) const {
@@ -113,6 +122,9 @@ class StageLoop {
     Reader answer(plan_message_);
     if (answer.head().kind == Kind::kRefused) throw UsageError("{}", answer.text(4096));
     if (answer.head().kind != Kind::kWelcome) throw WireError("rank 0 does not welcome this rank");
+    if (row_wires_ != nullptr) {
+      device_rows_ = std::make_unique<DeviceRows>(runner_.model().backend(), *row_wires_, transport_, epoch_);
+    }
     log::info("stage {}: layers {} to {}, {}", transport_.rank(), info_.range.first_layer,
               info_.range.first_layer + info_.range.num_layers - 1, transport_.description());
   }
@@ -145,6 +157,16 @@ class StageLoop {
     return rows;
   }
 
+  // Where rows are that a message has brought or announced, and where they go to.
+  const float* incoming(const Reader& rows, size_t floats) {
+    if (!device_rows_) return rows.floats(floats).data();
+    return device_rows_->receive(floats);
+  }
+  size_t payload_bytes(size_t floats) const { return device_rows_ ? 0 : floats * sizeof(float); }
+  float* outgoing(Writer& writer, size_t floats) {
+    return device_rows_ ? device_rows_->outgoing(floats) : reinterpret_cast<float*>(writer.payload().data());
+  }
+
   void step(Reader& reader) {
     decode(reader, limits_, plan_);
     tables_.apply(plan_, sequences_);
@@ -160,32 +182,34 @@ class StageLoop {
     const auto vocab = static_cast<size_t>(runner_.model().config().vocab_size);
     const size_t hidden_floats = plan_.wants_hidden ? plan_.logit_rows.size() * static_cast<size_t>(hidden) : 0;
     const size_t result_floats = plan_.host_rows.size() * vocab + hidden_floats;
-    const size_t out_bytes = sizeof(float) * (is_last() ? result_floats : row_floats);
     if (report_.error.empty()) {
-      Writer writer(reply_, head, out_bytes);
-      if (run(rows->floats(row_floats), writer.payload())) {
+      Writer writer(reply_, head, is_last() ? result_floats * sizeof(float) : payload_bytes(row_floats));
+      const float* const in = incoming(*rows, row_floats);
+      if (run(in, is_last() ? reinterpret_cast<float*>(writer.payload().data()) : outgoing(writer, row_floats))) {
         write(writer, report_);
-        return send_on();
+        return send_on(row_floats);
       }
     }
     Writer writer(reply_, head);
     write(writer, report_);
-    send_on();
+    send_on(0);
   }
 
-  void send_on() {
+  // The message, and the rows that it announces.
+  void send_on(size_t floats) {
     if (is_last()) return send_done();
     transport_.send_swap(transport_.rank() + 1, Channel::kActivations, reply_);
+    if (device_rows_ && floats > 0) device_rows_->send(floats);
   }
 
-  // False: it failed, and the report says why.
-  bool run(std::span<const float> rows, std::span<std::byte> out) {
+  // To `out`: rows for the next stage, or results of the last one. False: it failed, and the report says why.
+  bool run(const float* rows, float* out) {
     const auto start = Clock::now();
     tokens_.assign(static_cast<size_t>(plan_.num_rows()), 0);
     StageRunner::Input input{tokens_, sequences_, plan_.logit_rows, plan_.host_rows, &plan_.draws, plan_.wants_hidden};
-    input.residual_in = rows.data();
-    auto* const floats = reinterpret_cast<float*>(out.data());
-    if (!is_last()) input.residual_out = floats;
+    input.residual_in = rows;
+    input.residual_on_device = device_rows_ != nullptr;
+    if (!is_last()) input.residual_out = out;
     try {
       runner_.run(input);
     } catch (const DeviceLost&) {
@@ -198,9 +222,9 @@ class StageLoop {
     if (is_last()) {
       const auto vocab = static_cast<size_t>(runner_.model().config().vocab_size);
       for (size_t i = 0; i < plan_.host_rows.size(); ++i) {
-        std::copy_n(runner_.logits(static_cast<size_t>(plan_.host_rows[i])), vocab, floats + i * vocab);
+        std::copy_n(runner_.logits(static_cast<size_t>(plan_.host_rows[i])), vocab, out + i * vocab);
       }
-      std::ranges::copy(runner_.hidden(), floats + plan_.host_rows.size() * vocab);
+      std::ranges::copy(runner_.hidden(), out + plan_.host_rows.size() * vocab);
       report_.drawn.assign(runner_.drawn().begin(), runner_.drawn().end());
     }
     report_.stage_ms.push_back(ms_since(start));
@@ -250,16 +274,17 @@ class StageLoop {
     if (!in) return;
     read(*in, report_);
     const auto hidden = static_cast<size_t>(runner_.model().config().hidden_size);
-    const float* const residual = in->floats(hidden).data();
+    const float* const residual = incoming(*in, hidden);
+    const bool on_device = device_rows_ != nullptr;
     const SequenceRows row{table.data(), stride, 0, 1, position};
     std::vector<float> queries;
     if (is_last()) {
-      queries = runner_.row_queries(row, 0, residual);
+      queries = runner_.row_queries(row, 0, residual, nullptr, on_device);
     } else {
-      Writer writer(reply_, {Kind::kRows, epoch_, step}, hidden * sizeof(float));
-      queries = runner_.row_queries(row, 0, residual, reinterpret_cast<float*>(writer.payload().data()));
+      Writer writer(reply_, {Kind::kRows, epoch_, step}, payload_bytes(hidden));
+      queries = runner_.row_queries(row, 0, residual, outgoing(writer, hidden), on_device);
       write(writer, report_);
-      transport_.send_swap(transport_.rank() + 1, Channel::kActivations, reply_);
+      send_on(hidden);
     }
     Writer writer(reply_, {Kind::kProbed, epoch_, step});
     writer.array(queries);
@@ -279,7 +304,9 @@ class StageLoop {
 
   StageRunner& runner_;
   const StageInfo& info_;
+  const RowWireMaker* const row_wires_;  // null: rows come and go in messages
   Transport& transport_;
+  std::unique_ptr<DeviceRows> device_rows_;
   const uint64_t epoch_;
   const std::stop_token stop_;
   wire::PlanLimits limits_;
@@ -314,14 +341,15 @@ void run_stage_worker(BamModel& model, const EngineConfig& config, uint64_t toke
   BAM_CHECK(source.rank() > 0 && !model.first_stage());
   const KvPlan plan = plan_kv(model, config);
   StageRunner runner(model, plan);
-  const StageInfo info = describe_stage(model, plan, tokenizer_fingerprint);
+  const RowWireMaker* const wires = source.row_wires();
+  const StageInfo info = describe_stage(model, plan, tokenizer_fingerprint, describe_row_wires(wires, model.backend()));
   log::debug("{}", describe(plan));
   while (!stop.stop_requested()) {
     uint64_t epoch = 0;
     const auto transport = join(source, config.group_timeout_s, epoch, stop);
     if (!transport) return;
     try {
-      StageLoop(runner, info, *transport, epoch, stop).run();
+      StageLoop(runner, info, wires, *transport, epoch, stop).run();
       return;
     } catch (const PeerLost& e) {
       if (e.rank() == 0 && !e.comes_back()) throw;

@@ -72,7 +72,7 @@ Reader::Reader(std::span<const std::byte> message) {
   std::memcpy(&raw, message.data(), sizeof raw);
   check(raw.magic == kMagic, "it is not of this program");
   if (raw.version != kVersion) throw WireError("a message has version {}, ours is {}", raw.version, kVersion);
-  check(raw.kind >= static_cast<uint16_t>(Kind::kHello) && raw.kind <= static_cast<uint16_t>(Kind::kCounters),
+  check(raw.kind >= static_cast<uint16_t>(Kind::kHello) && raw.kind <= static_cast<uint16_t>(Kind::kRowWire),
         "its kind");
   check(raw.payload_bytes <= message.size() - kHeadBytes, "its payload");
   head_ = {static_cast<Kind>(raw.kind), raw.epoch, raw.step};

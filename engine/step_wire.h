@@ -3,7 +3,7 @@
 // are little-endian. Nothing that is read is believed before it was checked; what is wrong ends in WireError.
 //
 //   rank 0 -> r      plan channel         kStep, kCopy, kProbe, kReadPages, kWritePages, kStats, kEnd; kWelcome, kRefused
-//   r -> r + 1       activations channel  kRows
+//   r -> r + 1       activations channel  kRows; kRowWire first, where rows go from device to device
 //   r -> rank 0      done channel         kHello, kDone, kProbed, kPages, kWritten, kCounters
 #pragma once
 
@@ -21,7 +21,7 @@
 
 namespace bam::wire {
 
-inline constexpr uint16_t kVersion = 3;
+inline constexpr uint16_t kVersion = 4;
 inline constexpr size_t kHeadBytes = 64;
 
 class WireError : public Error {
@@ -46,6 +46,7 @@ enum class Kind : uint16_t {
   kPages,
   kWritten,
   kCounters,
+  kRowWire,
 };
 
 struct Head {

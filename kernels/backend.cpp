@@ -100,6 +100,15 @@ void Backend::do_load_rows(std::span<const float> host, FloatRows x) {
   std::memcpy(x.data, host.data(), host.size_bytes());
 }
 
+void Backend::load_rows_on_device(ConstFloatRows rows, FloatRows x) {
+  BAM_CHECK(rows.count == x.count && rows.width == x.width);
+  do_load_rows_on_device(rows, x);
+}
+
+void Backend::do_load_rows_on_device(ConstFloatRows rows, FloatRows x) {
+  do_load_rows({rows.data, static_cast<size_t>(rows.size())}, x);
+}
+
 void Backend::add_sinusoidal(std::span<const SequenceRows> sequences, double theta, FloatRows x) {
   BAM_CHECK(covers(sequences, x));
   do_add_sinusoidal(sequences, theta, x);
@@ -176,6 +185,16 @@ void Backend::gather_rows(ConstFloatRows in, std::span<const int32_t> rows, Floa
 void Backend::read_floats(ConstFloatRows device, std::span<float> host) {
   BAM_CHECK(host.size() == static_cast<size_t>(device.size()));
   do_read_floats(device, host);
+}
+
+void Backend::keep_on_device(ConstFloatRows rows, FloatRows kept) {
+  BAM_CHECK(rows.count == kept.count && rows.width == kept.width);
+  do_keep_on_device(rows, kept);
+}
+
+void Backend::do_keep_on_device(ConstFloatRows rows, FloatRows kept) {
+  BAM_CHECK(in_host_memory());
+  do_read_floats(rows, {kept.data, static_cast<size_t>(kept.size())});
 }
 
 void Backend::read_operands(ConstOperandRows device, std::span<float> host) {

@@ -136,6 +136,8 @@ class Backend {
   virtual size_t operand_bytes() const = 0;
   // Whether operations can write float32 results straight to the caller's memory.
   virtual bool in_host_memory() const { return false; }
+  // Which of the machine's GPUs it is, for libraries that move its memory; -1: none.
+  virtual int gpu() const { return -1; }
   // Bytes that a KV cache could take now without hurting the machine.
   virtual size_t free_memory_bytes() const = 0;
   // Formats in which write_kv() can store keys and values.
@@ -171,6 +173,8 @@ class Backend {
   // x = host: the start of a step whose rows have come through earlier layers elsewhere, as embed() is of one that
   // begins with tokens.
   void load_rows(std::span<const float> host, FloatRows x);
+  // The same from rows that are in the device's memory already. They may go when it returns, as those of the host.
+  void load_rows_on_device(ConstFloatRows rows, FloatRows x);
   // Adds the sinusoidal position vectors of each sequence's rows.
   void add_sinusoidal(std::span<const SequenceRows> sequences, double theta, FloatRows x);
   // out = x * rsqrt(mean(x^2) + eps) * weight
@@ -199,6 +203,8 @@ class Backend {
   void gather_rows(ConstFloatRows in, std::span<const int32_t> rows, FloatRows out);
   // Copies finished float32 results to the host.
   void read_floats(ConstFloatRows device, std::span<float> host);
+  // The same to other memory of the device: it waits, and counters are complete.
+  void keep_on_device(ConstFloatRows rows, FloatRows kept);
   // The same for operands, converted to float32.
   void read_operands(ConstOperandRows device, std::span<float> host);
   // Whether draw_tokens() is there for a vocabulary of this size.
@@ -221,6 +227,7 @@ class Backend {
   // The operations above, with shapes that fit.
   virtual void do_embed(const HostMatrix& table, std::span<const int32_t> tokens, FloatRows x) = 0;
   virtual void do_load_rows(std::span<const float> host, FloatRows x);
+  virtual void do_load_rows_on_device(ConstFloatRows rows, FloatRows x);
   virtual void do_add_sinusoidal(std::span<const SequenceRows> sequences, double theta, FloatRows x) = 0;
   virtual void do_rms_norm(ConstFloatRows x, const DeviceBuffer& weight, float eps, OperandRows out) = 0;
   virtual void do_linear(const LinearWeights& weights, ConstOperandRows in, OperandRows out) = 0;
@@ -238,6 +245,7 @@ class Backend {
                                    std::span<AttentionCounters> per_head);
   virtual void do_gather_rows(ConstFloatRows in, std::span<const int32_t> rows, FloatRows out) = 0;
   virtual void do_read_floats(ConstFloatRows device, std::span<float> host) = 0;
+  virtual void do_keep_on_device(ConstFloatRows rows, FloatRows kept);
   virtual void do_read_operands(ConstOperandRows device, std::span<float> host) = 0;
   virtual void do_draw_tokens(ConstFloatRows logits, const DrawBatch& batch, std::span<int32_t> tokens,
                               std::span<const int32_t> wanted, std::span<float> host);

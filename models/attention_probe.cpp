@@ -9,7 +9,8 @@
 namespace bam {
 
 std::vector<float> AttentionProbe::queries(BamModel& model, const KvCacheView& kv, const SequenceRows& row,
-                                           int32_t token, const float* residual_in, float* residual_out) {
+                                           int32_t token, const float* residual_in, float* residual_out,
+                                           bool residual_on_device) {
   BAM_CHECK(row.num_rows == 1 && row.row_begin == 0 && model.last_stage() == (residual_out == nullptr));
   const ModelConfig& config = model.config_;
   Backend& backend = model.backend_;
@@ -17,6 +18,8 @@ std::vector<float> AttentionProbe::queries(BamModel& model, const KvCacheView& k
   model.reserve_positions(row.start_pos + 1);
   ForwardInput input{{&token, 1}, {&row, 1}, {}};
   input.residual_in = residual_in;
+  input.residual_out = residual_out;
+  input.residual_on_device = residual_on_device;
   const std::vector<AttentionCounters> counters_before = model.counters_;
   std::vector<float> queries, qkv_row;
   model.begin_rows(input);
@@ -33,9 +36,7 @@ std::vector<float> AttentionProbe::queries(BamModel& model, const KvCacheView& k
     backend.linear_add(*layer->wo, attended, model.residual(1));
     model.feed_forward(*layer, model.residual(1));
   }
-  if (residual_out != nullptr) {
-    backend.read_floats(model.residual(1), {residual_out, static_cast<size_t>(config.hidden_size)});
-  }
+  if (residual_out != nullptr) model.hand_on_rows(input);
   model.counters_ = counters_before;  // complete since the last read
   return queries;
 }

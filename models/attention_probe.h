@@ -17,7 +17,8 @@ class AttentionProbe {
   // Between the model's forward calls only. `row` is one row. Returns [layers of this stage][heads * head_dim], rotated
   // where the layer does so. Residuals as in ForwardInput.
   static std::vector<float> queries(BamModel& model, const KvCacheView& kv, const SequenceRows& row, int32_t token,
-                                    const float* residual_in = nullptr, float* residual_out = nullptr);
+                                    const float* residual_in = nullptr, float* residual_out = nullptr,
+                                    bool residual_on_device = false);
   // [layers] of the whole model.
   static std::vector<AttentionSpec> specs(const BamModel& model);
 };

@@ -245,12 +245,20 @@ void BamModel::begin_rows(const ForwardInput& input) {
   const auto rows = static_cast<int64_t>(input.tokens.size());
   BAM_CHECK(first_stage() == (input.residual_in == nullptr));
   if (!first_stage()) {
-    return backend_.load_rows({input.residual_in, static_cast<size_t>(rows * config_.hidden_size)}, residual(rows));
+    const ConstFloatRows in{input.residual_in, rows, config_.hidden_size};
+    if (input.residual_on_device) return backend_.load_rows_on_device(in, residual(rows));
+    return backend_.load_rows({in.data, static_cast<size_t>(in.size())}, residual(rows));
   }
   backend_.embed(embedding_, input.tokens, residual(rows));
   if (config_.position_encoding == PositionEncoding::kSinusoidal) {
     backend_.add_sinusoidal(input.sequences, config_.sinusoidal_theta, residual(rows));
   }
+}
+
+void BamModel::hand_on_rows(const ForwardInput& input) {
+  const FloatRows x = residual(static_cast<int64_t>(input.tokens.size()));
+  if (input.residual_on_device) return backend_.keep_on_device(x, {input.residual_out, x.count, x.width});
+  backend_.read_floats(x, {input.residual_out, static_cast<size_t>(x.size())});
 }
 
 void BamModel::read_hidden(int64_t rows, float* hidden) {
@@ -296,7 +304,7 @@ void BamModel::forward(const ForwardInput& input, const KvCacheView& kv, std::sp
   for (size_t i = 0; i + 1 < layers_.size(); ++i) run_layer(*layers_[i], input, kv, rows);
   if (!last_stage()) {
     run_layer(*layers_.back(), input, kv, rows);
-    backend_.read_floats(residual(rows), {input.residual_out, static_cast<size_t>(rows * config_.hidden_size)});
+    hand_on_rows(input);
     return guard.done();
   }
   run_last_layer(*layers_.back(), input, kv, rows);

@@ -44,9 +44,10 @@ struct ForwardInput {
   std::span<const SequenceRows> sequences;  // cover all rows in order
   std::span<const int32_t> logit_rows;      // ascending rows whose logits are wanted
   const DrawInput* draw = nullptr;          // null: all logits go to the host
-  // Between stages, float32 [rows, hidden] in host memory. With residual_in the tokens count rows and nothing else.
+  // Between stages, float32 [rows, hidden]. With residual_in the tokens count rows and nothing else.
   const float* residual_in = nullptr;  // from the stage before; the first one embeds
   float* residual_out = nullptr;       // for the next stage; the last one has logits
+  bool residual_on_device = false;     // both are in the backend's memory, else in the host's
   float* hidden = nullptr;             // last stage: [logit_rows, hidden] behind the final norm, if wanted
   // With hidden: those of the logit rows, ascending, whose logits are wanted after all; others may stay undefined.
   std::span<const int32_t> head_rows;
@@ -105,8 +106,9 @@ class BamModel {
   // logits = output head of these rows; with hidden of head_rows only, where the device lets us choose.
   void run_head(const ForwardInput& input, ConstOperandRows normed, FloatRows logits);
   std::span<AttentionCounters> layer_counters(const Layer& layer);
-  // The residual stream of the step's rows, at the start of this stage.
+  // The residual stream of the step's rows, at the start and at the end of this stage.
   void begin_rows(const ForwardInput& input);
+  void hand_on_rows(const ForwardInput& input);
   // Of a layer of the whole model.
   Layer& layer_at(int index) { return *layers_[static_cast<size_t>(index - stage().first_layer)]; }
 

@@ -4,6 +4,7 @@
 #include <random>
 #include <set>
 #include <sstream>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -21,6 +22,7 @@ using std::chrono::milliseconds;
 using SteadyClock = std::chrono::steady_clock;
 
 constexpr milliseconds kPoll{20}, kUnreachablePause{500};
+constexpr std::string_view kNcclSuffix = "+nccl";
 constexpr milliseconds kJoinTimeout{10000};  // once everybody has said that they are there
 
 MakeWireFunction find_plugin(const std::string& transport) {
@@ -183,8 +185,15 @@ class MpiGroup : public GroupSource {
 }  // namespace
 
 std::unique_ptr<GroupSource> make_group_source(const GroupOptions& options) {
+  if (options.transport.ends_with(kNcclSuffix)) {
+    GroupOptions messages = options;
+    messages.transport.resize(messages.transport.size() - kNcclSuffix.size());
+    auto wires = load_row_wires("nccl");
+    return with_row_wires(make_group_source(messages), std::move(wires));
+  }
   if (options.transport == "mpi") return std::make_unique<MpiGroup>(options);
-  if (options.transport != "gloo") throw UsageError("--transport: '{}' is not one of gloo, mpi", options.transport);
+  if (options.transport != "gloo")
+    throw UsageError("--transport: '{}' is not one of gloo, mpi, gloo+nccl, mpi+nccl", options.transport);
   if (options.size < 2 || options.rank < 0 || options.rank >= options.size) {
     throw UsageError("rank {} of {} stages does not exist", options.rank, options.size);
   }

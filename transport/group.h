@@ -10,8 +10,9 @@
 namespace bam {
 
 struct GroupOptions {
-  std::string transport = "gloo";  // gloo or mpi: plugins, loaded now
-  int rank = 0;                    // mpi: the job knows
+  // gloo or mpi, and with "+nccl" rows go from GPU to GPU: plugins, loaded now.
+  std::string transport = "gloo";
+  int rank = 0;  // mpi: the job knows
   int size = 1;
   std::string rendezvous;                    // gloo: see open_store()
   std::string address;                       // gloo: by which others reach this rank; empty: the machine's name

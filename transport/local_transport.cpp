@@ -34,13 +34,14 @@ class LocalTransport : public Transport {
     return own().take(from, channel, message, timeout);
   }
 
+  void check() const override { own().throw_if_lost(); }
   void abort(const std::string& why) noexcept override { leave(why, true); }
 
  private:
   void leave(const std::string& why, bool comes_back) noexcept {
     for (const auto& box : *boxes_) box->lose(rank_, why, comes_back);
   }
-  Mailbox& own() { return *(*boxes_)[static_cast<size_t>(rank_)]; }
+  Mailbox& own() const { return *(*boxes_)[static_cast<size_t>(rank_)]; }
 
   int rank_;
   std::shared_ptr<Mailboxes> boxes_;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "transport/row_wire.h"
 
 namespace bam {
 
@@ -56,6 +57,8 @@ class Transport {
   // Throws PeerLost, but not before messages that had arrived were taken.
   virtual bool receive(int from, Channel channel, std::vector<std::byte>& message,
                        std::chrono::milliseconds timeout) = 0;
+  // Throws PeerLost if the group is lost, whatever has arrived. From any thread.
+  virtual void check() const = 0;
   // Gives up this group but not the next one, on this rank at once (calls that wait end with PeerLost) and on the others as
   // soon as they hear of it. May be called from any thread.
   virtual void abort(const std::string& why) noexcept = 0;
@@ -73,7 +76,12 @@ class GroupSource {
   // Waits until all ranks have come together, at most `timeout`; null: they did not. `epoch` is the group's number, the same
   // on all ranks and larger than that of every group before.
   virtual std::unique_ptr<Transport> form(std::chrono::milliseconds timeout, uint64_t& epoch) = 0;
+  // How rows go from device to device; null: in messages, like everything else.
+  virtual const RowWireMaker* row_wires() const { return nullptr; }
 };
+
+// The same groups, whose rows go from device to device.
+std::unique_ptr<GroupSource> with_row_wires(std::unique_ptr<GroupSource> source, std::unique_ptr<RowWireMaker> wires);
 
 // One source per rank, for threads of this process; by rank. They may outlive each other.
 std::vector<std::unique_ptr<GroupSource>> make_local_sources(int size);

@@ -11,11 +11,11 @@
 
 namespace bam {
 
-// As MakeWireFunction.
-template <typename Made>
-Wire* make_wire_of(const WireOptions& options, char* error, size_t error_size) {
+// What `make` makes, or null and one line in `error`.
+template <typename F>
+auto made_or_reason(F make, char* error, size_t error_size) -> decltype(make()) {
   try {
-    return new Made(options);
+    return make();
   } catch (const std::exception& e) {
     const std::string why = e.what();
     const size_t n = std::min(why.size(), error_size - 1);
@@ -27,11 +27,10 @@ Wire* make_wire_of(const WireOptions& options, char* error, size_t error_size) {
 
 }  // namespace bam
 
+#define BAM_PLUGIN_EXPORT extern "C" __attribute__((visibility("default")))
+
 #define BAM_WIRE_PLUGIN(Made)                                                                                   \
-  extern "C" {                                                                                                  \
-  __attribute__((visibility("default"))) const char* bam_plugin_abi() { return BAM_TRANSPORT_ABI; }             \
-  __attribute__((visibility("default"))) bam::Wire* bam_make_wire(const bam::WireOptions* options, char* error, \
-                                                                  size_t error_size) {                          \
-    return bam::make_wire_of<Made>(*options, error, error_size);                                                \
-  }                                                                                                             \
+  BAM_PLUGIN_EXPORT const char* bam_plugin_abi() { return BAM_TRANSPORT_ABI; }                                  \
+  BAM_PLUGIN_EXPORT bam::Wire* bam_make_wire(const bam::WireOptions* options, char* error, size_t error_size) { \
+    return bam::made_or_reason([&]() -> bam::Wire* { return new Made(*options); }, error, error_size);          \
   }

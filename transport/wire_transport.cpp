@@ -46,7 +46,7 @@ class WireTransport : public Transport {
     try {
       for (int peer = 0; peer < size(); ++peer) {
         if (peer == rank()) continue;
-        threads_.emplace_back([this, peer] { read(peer); });
+        threads_.emplace_back([this, peer] { read_all(peer); });
         threads_.emplace_back([this, peer] { write_all(peer); });
       }
       beater_ = std::thread([this] { beat(); });
@@ -77,6 +77,7 @@ class WireTransport : public Transport {
     return mailbox_.take(from, channel, message, timeout);
   }
 
+  void check() const override { mailbox_.throw_if_lost(); }
   void abort(const std::string& why) noexcept override { leave(why, true); }
 
  private:
@@ -154,6 +155,16 @@ class WireTransport : public Transport {
     }
   }
 
+  // All that it said, until it or the wire ended.
+  void read_all(int peer) {
+    read(peer);
+    {
+      const std::lock_guard lock(mutex_);
+      peers_[static_cast<size_t>(peer)].is_read = true;
+    }
+    ended_.notify_all();
+  }
+
   // kLost: who it was, then the reason.
   struct LossHead {
     int32_t rank = -1;
@@ -165,6 +176,10 @@ class WireTransport : public Transport {
     if (text.size() < sizeof loss) return lose(peer, "it left the group");
     std::memcpy(&loss, text.data(), sizeof loss);
     if (loss.rank < 0 || loss.rank >= size()) loss.rank = peer;
+    if (loss.rank != peer && loss.rank != rank()) {
+      const std::lock_guard lock(mutex_);
+      told_of_ = loss.rank;
+    }
     lose(loss.rank, {reinterpret_cast<const char*>(text.data()) + sizeof loss, text.size() - sizeof loss},
          loss.comes_back != 0);
   }
@@ -228,7 +243,9 @@ class WireTransport : public Transport {
       lose(silent, fmt::format("it said nothing for {:.1f} s", std::chrono::duration<double>(deadline_).count()));
       lock.lock();
     }
-    ended_.wait_for(lock, kFarewell, [&] { return told_; });
+    // Of whom others have told, the last words may still be on their way.
+    const auto is_silent = [&] { return told_of_ < 0 || peers_[static_cast<size_t>(told_of_)].is_read; };
+    ended_.wait_for(lock, kFarewell, [&] { return told_ && is_silent(); });
     lock.unlock();
     wire_->close();
   }
@@ -253,6 +270,7 @@ class WireTransport : public Transport {
     Outbox outbox;
     std::timed_mutex writing;
     std::atomic<Clock::time_point> heard_at{Clock::now()};
+    bool is_read = false;
   };
   std::unique_ptr<Wire> wire_;
   std::chrono::milliseconds deadline_;
@@ -262,6 +280,7 @@ class WireTransport : public Transport {
   std::condition_variable ended_;
   bool lost_ = false, told_ = false;
   int lost_rank_ = -1;
+  int told_of_ = -1;                  // the rank of whose loss another one has told; -1: none
   std::string farewell_;              // rank and reason
   std::vector<std::thread> threads_;  // a reader and a writer per peer
   std::thread beater_, keeper_;

@@ -104,10 +104,10 @@ CudaBackend::~CudaBackend() {
   cublas_.reset();  // while its device is current
 }
 
-std::string CudaBackend::description() const {
-  return fmt::format("cuda:{} ({}, compute capability {}.{}, {} multiprocessors, {} operands{}{})", context_.device(),
-                     context_.name(), context_.capability() / 10, context_.capability() % 10,
-                     context_.multiprocessors(), dtype_name(operand_), tensor_cores_ ? " on tensor cores" : "",
+std::string CudaBackend::kind() const {
+  return fmt::format("({}, compute capability {}.{}, {} multiprocessors, {} operands{}{})", context_.name(),
+                     context_.capability() / 10, context_.capability() % 10, context_.multiprocessors(),
+                     dtype_name(operand_), tensor_cores_ ? " on tensor cores" : "",
                      cublas_ ? ", " + cublas_->description() : "");
 }
 
@@ -245,6 +245,14 @@ void CudaBackend::do_load_rows(std::span<const float> host, FloatRows x) {
   const auto device = context_.enter();
   begin_rows();
   uploads_.copy(x.data, host.data(), host.size_bytes(), stream_.get());
+}
+
+void CudaBackend::do_load_rows_on_device(ConstFloatRows rows, FloatRows x) {
+  const auto device = context_.enter();
+  begin_rows();
+  const auto bytes = static_cast<size_t>(rows.size()) * sizeof(float);
+  BAM_CUDA(cudaMemcpyAsync(x.data, rows.data, bytes, cudaMemcpyDeviceToDevice, stream_.get()));
+  BAM_CUDA(cudaEventSynchronize(step_end()));  // a step without logits ends without waiting
 }
 
 void CudaBackend::do_embed(const HostMatrix& table, std::span<const int32_t> tokens, FloatRows x) {

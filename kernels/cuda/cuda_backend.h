@@ -87,8 +87,11 @@ class CudaBackend final : public Backend {
   explicit CudaBackend(const BackendOptions& options);
   ~CudaBackend() override;
 
-  std::string description() const override;
+  std::string description() const override { return fmt::format("cuda:{} {}", context_.device(), kind()); }
+  // Which of several equal devices it is makes no difference.
+  std::string numerics() const override { return "cuda " + kind(); }
   int num_threads() const override { return 1; }
+  int gpu() const override { return context_.device(); }
   size_t operand_bytes() const override { return dtype_bits(operand_) / 8; }
   size_t free_memory_bytes() const override;
   bool supports_kv(DType) const override { return true; }
@@ -111,6 +114,7 @@ class CudaBackend final : public Backend {
  protected:
   void do_embed(const HostMatrix& table, std::span<const int32_t> tokens, FloatRows x) override;
   void do_load_rows(std::span<const float> host, FloatRows x) override;
+  void do_load_rows_on_device(ConstFloatRows rows, FloatRows x) override;
   void do_add_sinusoidal(std::span<const SequenceRows> sequences, double theta, FloatRows x) override;
   void do_rms_norm(ConstFloatRows x, const DeviceBuffer& weight, float eps, OperandRows out) override;
   void do_linear(const LinearWeights& weights, ConstOperandRows in, OperandRows out) override;
@@ -127,11 +131,13 @@ class CudaBackend final : public Backend {
   void do_read_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<std::byte> out) override;
   void do_write_pages(const KvCacheView& kv, std::span<const int32_t> pages, std::span<const std::byte> in) override;
   void do_read_floats(ConstFloatRows device, std::span<float> host) override;
+  void do_keep_on_device(ConstFloatRows rows, FloatRows kept) override;
   void do_read_operands(ConstOperandRows device, std::span<float> host) override;
   void do_draw_tokens(ConstFloatRows logits, const DrawBatch& batch, std::span<int32_t> tokens,
                       std::span<const int32_t> wanted, std::span<float> host) override;
 
  private:
+  std::string kind() const;
   // Query blocks that one launch takes: up to 16 rows or up to 64.
   struct BlockClass {
     std::vector<QueryBlock> blocks;

@@ -26,6 +26,14 @@ void CudaBackend::do_read_floats(ConstFloatRows device, std::span<float> host) {
   std::memcpy(host.data(), result_.as<float>(), host.size_bytes());
 }
 
+void CudaBackend::do_keep_on_device(ConstFloatRows rows, FloatRows kept) {
+  const auto scope = context_.enter();
+  flush();  // not part of the graph: the place changes from step to step
+  const auto bytes = static_cast<size_t>(rows.size()) * sizeof(float);
+  BAM_CUDA(cudaMemcpyAsync(kept.data, rows.data, bytes, cudaMemcpyDeviceToDevice, stream_.get()));
+  finish_read();
+}
+
 void CudaBackend::do_read_operands(ConstOperandRows device, std::span<float> host) {
   const auto scope = context_.enter();
   if (operand_ == DType::kF32)

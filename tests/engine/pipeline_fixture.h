@@ -47,6 +47,11 @@ struct WorkerOptions {
   DType weight_dtype = DType::kF32;
   int threads = 1;
   int64_t max_rows = 512, max_logit_rows = 64;
+  std::function<std::unique_ptr<Backend>()> backend;  // not given: the CPU's
+
+  std::unique_ptr<Backend> make_backend() const {
+    return backend ? backend() : make_cpu_backend({.num_threads = threads, .isa = isa});
+  }
 };
 
 inline std::unique_ptr<BamModel> load_stage(Backend& backend, const WorkerOptions& o) {
@@ -66,7 +71,7 @@ class Worker {
   Worker(WorkerOptions options, GroupSource& source)
       : thread_([this, options = std::move(options), &source](const std::stop_token& stop) {
           try {
-            const auto backend = make_cpu_backend({.num_threads = options.threads, .isa = options.isa});
+            const auto backend = options.make_backend();
             const auto model = load_stage(*backend, options);
             run_stage_worker(*model, options.config, options.tokenizer, source, stop);
           } catch (const std::exception& e) {
@@ -116,13 +121,15 @@ inline void expect_conserved(Engine& engine) {
 class Pipeline {
  public:
   using Wrap = std::function<std::unique_ptr<GroupSource>(std::unique_ptr<GroupSource>)>;
+  using Devices = std::function<std::unique_ptr<Backend>(int rank)>;
 
   Pipeline(const std::filesystem::path& checkpoint, EngineConfig config, int stages, TimeSource& time = steady_time(),
-           const Wrap& wrap = {}, int threads = 1) {
+           const Wrap& wrap = {}, int threads = 1, Devices devices = {})
+      : devices_(std::move(devices)) {
     const int layers = static_cast<int>(load_model_config(checkpoint).num_layers);
     const auto split = even_split(layers, stages);
-    backend_ = make_cpu_backend({.num_threads = threads});
     options_ = {.checkpoint = checkpoint, .range = split.front(), .config = config, .threads = threads};
+    backend_ = of_rank(0).make_backend();
     if (stages == 1) {
       engine_ = std::make_unique<Engine>(load_stage(*backend_, options_), config, 7, time);
       return;
@@ -147,7 +154,7 @@ class Pipeline {
   GroupSource& source(int rank) { return *sources_[static_cast<size_t>(rank)]; }
   Worker& worker(int rank) { return *workers_[static_cast<size_t>(rank)]; }
   void start(int rank) {
-    WorkerOptions options = options_;
+    WorkerOptions options = of_rank(rank);
     options.range = split_[static_cast<size_t>(rank)];
     workers_[static_cast<size_t>(rank)] = std::make_unique<Worker>(options, source(rank));
   }
@@ -160,6 +167,13 @@ class Pipeline {
   }
 
  private:
+  WorkerOptions of_rank(int rank) const {
+    WorkerOptions options = options_;
+    if (devices_) options.backend = [this, rank] { return devices_(rank); };
+    return options;
+  }
+
+  const Devices devices_;
   WorkerOptions options_;
   std::vector<StageRange> split_;
   std::unique_ptr<Backend> backend_;

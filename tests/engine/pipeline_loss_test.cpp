@@ -195,6 +195,19 @@ TEST_F(PipelineLoss, AWorkerThatLosesRankZeroEnds) {
   }
 }
 
+// Rank 2 hears from rank 1 that rank 0 is gone, and only then that it had said goodbye.
+TEST_F(PipelineLoss, AGoodbyeThatComesLateIsStillOne) {
+  Tap tap;
+  std::atomic<int> late{0};
+  tap.overtaken = [&](int rank, std::span<const std::byte> message) {
+    return rank == 2 && wire::Reader(message).head().kind == wire::Kind::kEnd && ++late > 0;
+  };
+  Pipeline pipeline(checkpoint(), small_config(), 3, steady_time(), tapped(tap));
+  run_all(pipeline.engine(), {make_request("a", {5, 6, 7}, 3)});
+  for (const std::string& error : pipeline.shut_down()) EXPECT_EQ(error, "");
+  EXPECT_EQ(late.load(), 1);
+}
+
 // What rank 0 and the rank itself say when they do not fit together.
 std::pair<std::string, std::string> refusal(const WorkerOptions& first, const WorkerOptions& second) {
   auto sources = make_local_sources(2);

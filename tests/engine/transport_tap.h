@@ -16,6 +16,8 @@ struct Tap {
   // Asked when `rank` has received its `count`-th message in all groups; true: the rank is lost.
   std::function<bool(int rank, int64_t count)> kills;
   std::function<void(int rank, Channel channel)> before_receive;
+  // True: other ranks tell of the end of rank 0 before this message is there.
+  std::function<bool(int rank, std::span<const std::byte> message)> overtaken;
 
   int64_t sent(Channel channel) const { return sent_bytes[static_cast<int>(channel)].load(); }
 };
@@ -40,20 +42,32 @@ class TappedTransport final : public Transport {
   }
   bool receive(int from, Channel channel, std::vector<std::byte>& message, std::chrono::milliseconds timeout) override {
     if (tap_.before_receive) tap_.before_receive(rank(), channel);
+    if (!late_.empty() && channel == Channel::kPlan) {
+      if (++looks_ < 3) throw PeerLost(0, "others say so");
+      message = std::exchange(late_, {});
+      return true;
+    }
     if (!inner_->receive(from, channel, message, timeout)) return false;
     if (channel == Channel::kActivations) tap_.buffered -= static_cast<int64_t>(message.size());
+    if (tap_.overtaken && tap_.overtaken(rank(), message)) {
+      late_ = message;
+      throw PeerLost(0, "others say so");
+    }
     if (tap_.kills && tap_.kills(rank(), ++received_)) {
       inner_->abort("the test has killed it");
       throw PeerLost(rank(), "the test has killed it");
     }
     return true;
   }
+  void check() const override { inner_->check(); }
   void abort(const std::string& why) noexcept override { inner_->abort(why); }
 
  private:
   std::unique_ptr<Transport> inner_;
   Tap& tap_;
   std::atomic<int64_t>& received_;
+  std::vector<std::byte> late_;
+  int looks_ = 0;
 };
 
 class TappedSource final : public GroupSource {
@@ -66,6 +80,7 @@ class TappedSource final : public GroupSource {
     if (!transport) return nullptr;
     return std::make_unique<TappedTransport>(std::move(transport), tap_, received_);
   }
+  const RowWireMaker* row_wires() const override { return inner_->row_wires(); }
 
  private:
   std::unique_ptr<GroupSource> inner_;

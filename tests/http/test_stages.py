@@ -116,6 +116,28 @@ class Stages(unittest.TestCase):
             with bamtest.running_server("--kv-dtype", kv, "--stages", "3") as server:
                 self.assertEqual(answers(server), expected)
 
+    def test_one_file_of_settings_for_all_ranks(self):
+        """configs/stages-4.json, but for where the ranks meet and how much memory a test has."""
+        config = str(bamtest.ROOT / "configs" / "stages-4.json")
+        small = ("--config", config, "--kv-memory", "64MiB", "--max-model-len", "auto")
+        prompt = stage_group.PROMPTS[2]
+        with bamtest.running_server("--dtype", "int8", "--kv-dtype", "int8") as server:
+            expected = content(server.complete(prompt, **stage_group.ANSWER))
+        with tempfile.TemporaryDirectory() as folder:
+            place = (*small, "--rendezvous", "file:" + folder, "--stage-address", "127.0.0.1")
+            workers = [subprocess.Popen([bamtest.BAM, "worker", *place, "--stage-rank", rank, "--model", bamtest.checkpoint()], stderr=subprocess.PIPE, text=True)
+                       for rank in ("1", "2", "3")]
+            try:
+                with bamtest.running_server(*place) as server:
+                    self.assertEqual(content(server.complete(prompt, **stage_group.ANSWER)), expected)
+                    self.assertEqual(len(server.get("/props").json()["stages"]), 4)
+                for worker in workers:
+                    self.assertEqual(worker.wait(bamtest.PATIENCE), 0)
+            finally:
+                for worker in workers:
+                    worker.kill()
+                    worker.communicate()
+
     def test_logits_and_pages_of_a_long_passkey(self):
         """Also as soak_stages.py, with 500,000 tokens."""
         if not os.path.exists(demo_prompts.MODEL):

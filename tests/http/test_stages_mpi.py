@@ -48,14 +48,14 @@ class MpiJob(unittest.TestCase):
         cls.folder.cleanup()
 
     def start(self, *flags):
-        server = bamtest.Server("--stage-deadline", "3s", *flags, environment=SETTINGS)
+        server = bamtest.Server(*flags, environment=SETTINGS)
         ranks = children(server.process.pid)
         workers = [pid for pid, command in ranks if " worker " in command]
         first = next(pid for pid, command in ranks if " serve " in command)
         return server, first, workers
 
     def test_texts_are_those_of_one_process(self):
-        server, first, _ = self.start()
+        server, first, _ = self.start("--stage-deadline", f"{bamtest.PATIENCE}s")  # a lost rank would end the job
         self.assertEqual(len(server.get("/props").json()["stages"]), 4)
         self.expected.ask_all(server)
         self.assertEqual(stage_group.content(server.complete(stage_group.LONG, max_tokens=16)), self.expected.long)
@@ -66,7 +66,7 @@ class MpiJob(unittest.TestCase):
     def test_a_lost_rank_ends_the_job(self):
         for how in (signal.SIGKILL, signal.SIGSTOP):
             with self.subTest(how=how.name):
-                server, _, workers = self.start()
+                server, _, workers = self.start("--stage-deadline", "3s")
                 stream = server.stream("/v1/completions", {"prompt": "x", "max_tokens": 100_000, "ignore_eos": True})
                 stream.next_event()
                 os.kill(workers[0], how)

@@ -34,8 +34,8 @@ LINKABLE = {**ALLOWED, "server": {room for room in ALLOWED if room != "app"}}
 OUTSIDE = [
     ("Drogon", re.compile(r"^(drogon|trantor)/"), ("server/http/",)),
     ("JSON", re.compile(r"^(nlohmann|json)/"), ("base/json", "app/")),
-    ("CUDA", re.compile(r"^(cuda|cublas|cudnn|nv|cub/|thrust/|mma\.h|curand)"), ("kernels/cuda/",)),
-    ("transport", re.compile(r"^(gloo/|mpi\.h)"), ("transport/",)),
+    ("CUDA", re.compile(r"^(cuda|cublas|cudnn|nv|cub/|thrust/|mma\.h|curand)"), ("kernels/cuda/", "transport/nccl/")),
+    ("transport", re.compile(r"^(gloo/|mpi\.h|nccl\.h)"), ("transport/",)),
     ("Redis", re.compile(r"^hiredis/"), ("transport/", "server/store/")),
     ("ZeroMQ", re.compile(r"^zmq"), ("server/events/",)),
     ("sentencepiece", re.compile(r"^sentencepiece"), ("models/",)),

@@ -40,7 +40,9 @@ SERVE_KEYS = {
     "tls_cert": text, "tls_key": text, "max_body": size, "max_queue": whole(1), "max_queued_tokens": whole(1),
     "queue_timeout": number, "request_timeout": number, "drain_timeout": number,
     "log_level": one_of("trace", "debug", "info", "warn", "error"), "log_format": one_of("text", "json"),
-    "metrics_compat": one_of("vllm", "off"),
+    "metrics_compat": one_of("vllm", "off"), "stages": whole(1), "stage_layers": text, "rendezvous": text,
+    "transport": one_of("gloo", "mpi", "gloo+nccl", "mpi+nccl"), "stage_address": text, "stage_deadline": number,
+    "replay_limit": whole(0), "group_timeout": number,
 }
 
 # Embedding and other parameters in millions, as the paper counts them.

@@ -24,6 +24,7 @@ HOMES = [
     ("server/api/dialect_*.cpp", "server/api/handlers.h", "one foreign API each"),
     ("server/store/*_store.cpp", "server/store/object_store.h", "one kind of store each, behind its factory"),
     ("transport/*/*_wire.cpp", "transport/wire_plugin.h", "a plugin: reached by bam_make_wire() only"),
+    ("transport/nccl/plugin.cpp", "transport/wire_plugin.h", "what the plugin exports; tests do without"),
     ("transport/local_transport.cpp", "transport/transport.h", "one transport, behind its factory"),
     # Tables, apart from the code that reads them.
     ("app/serve_options.cpp", "app/serve_config.h", "the table of settings"),

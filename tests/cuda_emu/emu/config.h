@@ -33,6 +33,7 @@ struct Config {
   size_t memory_bytes = size_t{2} << 30;  // of every device
   uint64_t fail_allocation = 0;           // counted by statistics().allocations; that one fails
   uint64_t break_at_launch = 0;           // counted by statistics().launches; 0: never
+  uint64_t break_at_transfer = 0;         // counted by statistics().transfers: it fails, and so does its communicator
 
   size_t shared_per_block_optin() const;  // bytes, by compute capability
   size_t shared_per_multiprocessor() const;
@@ -64,6 +65,9 @@ struct Statistics {
   uint64_t host_waits = 0;   // synchronising calls
   uint64_t allocations = 0;  // of device and of pinned memory
   uint64_t gemms = 0;
+  uint64_t transfers = 0;  // sends and receives between devices
+  uint64_t transferred_bytes = 0;
+  uint64_t communicators = 0;  // that live
 };
 Statistics& statistics();
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <thread>
 
 #include "tests/cuda_emu/emu/config.h"
 #include "tests/cuda_emu/emu/device_memory.h"
@@ -55,6 +56,24 @@ void run_one(CUstream_st* stream) {
   }
 }
 
+// The head of a stream waits for another device, which another thread works with.
+bool is_held_up(const CUstream_st* stream) {
+  const Work& head = stream->queue.front();
+  return head.ready && !head.ready();
+}
+
+// Of streams that were created; the legacy ones are for ever, and nothing is held up there.
+bool lives(const CUstream_st* stream) {
+  return std::ranges::any_of(streams().created, [&](const auto& one) { return one.get() == stream; });
+}
+
+// Only where a call of the API has the lock once.
+void let_others_go_on() {
+  api_mutex().unlock();
+  std::this_thread::sleep_for(std::chrono::microseconds(100));
+  api_mutex().lock();
+}
+
 }  // namespace
 
 DeviceSection::DeviceSection() {
@@ -106,7 +125,8 @@ void enqueue(CUstream_st* stream, Work work) {
   }
   stream->queue.push_back(std::move(work));
   if (config().streams == StreamMode::kEager) {
-    finish(stream);
+    while (advance(stream)) {
+    }
   } else if (config().streams == StreamMode::kRandom) {
     Random& random = streams().random;
     auto& created = streams().created;
@@ -120,19 +140,30 @@ void enqueue(CUstream_st* stream, Work work) {
 void finish(CUstream_st* stream) {
   if (stream->queue.empty()) return;
   const DeviceSection section;
-  while (!stream->queue.empty()) run_one(stream);
+  while (!stream->queue.empty()) {
+    if (is_held_up(stream)) {
+      let_others_go_on();
+      if (!lives(stream)) return;
+    } else {
+      run_one(stream);
+    }
+  }
 }
 
 void finish_until(Mark& mark) {
   const DeviceSection section;
   while (!mark.done) {
     if (mark.stream->queue.empty()) throw Fault("an event that can never be reached");
-    run_one(mark.stream);
+    if (is_held_up(mark.stream)) {
+      let_others_go_on();
+    } else {
+      run_one(mark.stream);
+    }
   }
 }
 
 bool advance(CUstream_st* stream) {
-  if (stream->queue.empty()) return false;
+  if (stream->queue.empty() || is_held_up(stream)) return false;
   const DeviceSection section;
   run_one(stream);
   return true;
@@ -149,8 +180,18 @@ void finish_all_streams() { finish_device(current_device()); }
 
 void finish_device(int device) {
   finish(&legacy_of(device));
+  std::vector<CUstream_st*> all;  // while one waits, others may come and go
   for (auto& stream : streams().created) {
-    if (stream->device == device) finish(stream.get());
+    if (stream->device == device) all.push_back(stream.get());
+  }
+  for (CUstream_st* stream : all) {
+    if (!lives(stream)) continue;
+    if (device == current_device()) {
+      finish(stream);
+    } else {  // that of another rank, which would be another process: not to be waited for when it waits for rows
+      while (advance(stream)) {
+      }
+    }
   }
 }
 

@@ -13,7 +13,7 @@
 
 namespace cuda_emu {
 
-enum class WorkKind { kKernel, kCopy, kSet, kHost, kFree, kRecord, kWait };
+enum class WorkKind { kKernel, kCopy, kSet, kHost, kFree, kRecord, kWait, kExchange };
 
 // One point in a stream's time.
 struct Mark {
@@ -25,7 +25,8 @@ struct Mark {
 struct Work {
   WorkKind kind;
   std::function<void()> run;
-  std::shared_ptr<Mark> mark;  // kRecord, kWait
+  std::shared_ptr<Mark> mark;        // kRecord, kWait
+  std::function<bool()> ready = {};  // kExchange: whether the other end lets the stream go on
 };
 
 // Everything that streams recorded between begin and end of a capture.
@@ -85,7 +86,7 @@ void destroy_stream(CUstream_st* stream);
 void enqueue(CUstream_st* stream, Work work);
 void finish(CUstream_st* stream);
 void finish_until(Mark& mark);
-// One item; false if there is none.
+// One item; false if there is none, or it waits for another device.
 bool advance(CUstream_st* stream);
 // Streams that synchronise with the legacy default stream, and that one; or all of them.
 void finish_blocking_streams();
