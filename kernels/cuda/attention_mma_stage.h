@@ -163,8 +163,9 @@ struct StageMover {
 // the tensor cores read, two buffers of codes for int8.
 template <typename C>
 __device__ __forceinline__ void clear_padding(const KvLayout& layout, unsigned char* stages, int threads) {
-  const int head_dim = layout.head_dim, padded = layout.padded_dim, words = C::kDims * 8 - padded / 2;
-  if constexpr (C::kInt8) {
+  const int head_dim = layout.head_dim, padded = layout.padded_dim;
+  [[maybe_unused]] const int words = C::kDims * 8 - padded / 2;
+  if constexpr (C::kInt8) {  // a raw stage has no gaps but these
     const int rows = C::kDims * 16 - head_dim, chunks = C::kDims - padded / 16;
     for (int i = static_cast<int>(threadIdx.x); i < 2 * (2 * rows + kStageKeys * chunks); i += threads) {
       unsigned char* codes = stages + i % 2 * C::kRawBytes;
@@ -173,16 +174,16 @@ __device__ __forceinline__ void clear_padding(const KvLayout& layout, unsigned c
                                : C::kRawValues + value / chunks * C::kRawValueRow + padded + value % chunks * 16;
       *reinterpret_cast<uint4*>(codes + at) = uint4{0, 0, 0, 0};
     }
-    return;
-  }
-  for (int s = 0; s < C::kStages; ++s) {
-    unsigned char* stage = stages + s * C::kStageBytes;
-    auto* k = reinterpret_cast<uint32_t*>(stage + head_dim * kKeyRowBytes);
-    for (int i = static_cast<int>(threadIdx.x); i < (C::kDims * 16 - head_dim) * kKeyRowBytes / 4; i += threads)
-      k[i] = 0;
-    for (int i = static_cast<int>(threadIdx.x); i < kStageKeys * words; i += threads) {
-      unsigned char* row = stage + C::kKeyBytes + i / words * C::kValueRowBytes + padded * 2;
-      reinterpret_cast<uint32_t*>(row)[i % words] = 0;
+  } else {
+    for (int s = 0; s < C::kStages; ++s) {
+      unsigned char* stage = stages + s * C::kStageBytes;
+      auto* k = reinterpret_cast<uint32_t*>(stage + head_dim * kKeyRowBytes);
+      for (int i = static_cast<int>(threadIdx.x); i < (C::kDims * 16 - head_dim) * kKeyRowBytes / 4; i += threads)
+        k[i] = 0;
+      for (int i = static_cast<int>(threadIdx.x); i < kStageKeys * words; i += threads) {
+        unsigned char* row = stage + C::kKeyBytes + i / words * C::kValueRowBytes + padded * 2;
+        reinterpret_cast<uint32_t*>(row)[i % words] = 0;
+      }
     }
   }
 }

@@ -54,7 +54,7 @@ struct Config {
   static constexpr int kRawValueRow = kDims * 16 + (kInt8 && kDims % 2 == 0 ? 16 : 0);
   static constexpr int kRawScales = kRawValues + kStageKeys * kRawValueRow;
   static constexpr int kRawBytes = kQuantised ? kRawScales + 2 * kStageKeys * 2 : 0;
-  static constexpr int kStages = kInt8 ? 0 : kQuantised ? 1 : 2;
+  static constexpr int kStages = kQuantised ? 1 : 2;  // that fragments are read from; int8: the raw ones
   // Blocks of four warps on one multiprocessor: what the compiler may spend on registers (65536 / 128 / blocks) without
   // spilling, and not more than shared memory allows.
   static constexpr int kMinBlocks = (kDims + kQuantised <= 2 ? 4 : kDims <= 4 ? 3 : 2) * (kFew ? 4 : 1);
@@ -71,7 +71,7 @@ struct Config {
 template <typename C>
 struct SharedLayout {
   static constexpr int kStage = 0;
-  static constexpr int kRaw = kStage + C::kStages * C::kStageBytes;
+  static constexpr int kRaw = kStage + (C::kInt8 ? 0 : C::kStages * C::kStageBytes);
   static constexpr int kCopies = C::kQuantised ? kRaw : kStage;  // where cp.async writes to
   static constexpr int kQueries = kRaw + 2 * C::kRawBytes;
   static constexpr int kQueryBytes = !C::kSharedQueries ? 0  // of one warp
