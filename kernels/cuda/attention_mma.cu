@@ -129,10 +129,10 @@ void attention_mma(const AttentionArgs& args, int num_items, int max_rows, int b
   with_config(args.kv.layout, [&](auto config) {
     using C = decltype(config);
     const auto run = [&]<typename K>(K /*config*/) {
-      check(launch(attention_mma_kernel<K>, dim3(static_cast<unsigned>(num_items)),
-                   dim3(static_cast<unsigned>(threads)), SharedLayout<K>::bytes(threads, bias_floats), queue, args,
-                   bias_floats),
-            "attention_mma_kernel");
+      check(
+          launch(attention_mma_kernel<K>, dim3(static_cast<unsigned>(num_items)), dim3(static_cast<unsigned>(threads)),
+                 SharedLayout<K>::bytes(threads, bias_floats), queue, args, bias_floats),
+          "attention_mma_kernel");
     };
     if constexpr (C::kInt8) {
       if (max_rows <= 8) return run(Config<typename C::T, C::kCodes, C::kDims, 8>());

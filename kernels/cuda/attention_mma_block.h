@@ -90,7 +90,8 @@ struct Kernel {
     }
     if constexpr (C::kInt8) {
       CodeFragments<C>::pack_queries(lane, f, query_words(), [&](int r, int d) {
-        return float4{query_value(at[r], d), query_value(at[r], d + 1), query_value(at[r], d + 8), query_value(at[r], d + 9)};
+        return float4{query_value(at[r], d), query_value(at[r], d + 1), query_value(at[r], d + 8),
+                      query_value(at[r], d + 9)};
       });
     } else if constexpr (C::kSharedQueries) {
       auto* words = reinterpret_cast<uint32_t*>(query_tile());

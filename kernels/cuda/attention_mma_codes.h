@@ -110,7 +110,8 @@ struct CodeFragments {
       }
     }
   }
-  __device__ __forceinline__ static void multiply(int32_t (&d)[4], const uint32_t* q, const uint32_t (&b)[2], bool first) {
+  __device__ __forceinline__ static void multiply(int32_t (&d)[4], const uint32_t* q, const uint32_t (&b)[2],
+                                                  bool first) {
     const uint32_t a[4] = {q[0], q[1], q[2], q[3]};
     if (first) {
       mma_m16n8k32_s8_zero(d, a, b);
@@ -167,7 +168,8 @@ struct CodeFragments {
         }
 #pragma unroll
         for (int n = 2 * d; n < 2 * d + 4 && n < 2 * C::kDims; ++n) {
-          const uint32_t first = pairs[(n - 2 * d) / 2 * 2] ^ 0x80808080u, second = pairs[(n - 2 * d) / 2 * 2 + 1] ^ 0x80808080u;
+          const uint32_t first = pairs[(n - 2 * d) / 2 * 2] ^ 0x80808080u,
+                         second = pairs[(n - 2 * d) / 2 * 2 + 1] ^ 0x80808080u;
           const unsigned bytes = n % 2 == 0 ? 0x4240 : 0x4341;
           const uint32_t b[2] = {__byte_perm(first, 0, bytes), __byte_perm(second, 0, bytes)};
           mma_m16n8k16<MmaType::kF16>(f.out[n], a, b);

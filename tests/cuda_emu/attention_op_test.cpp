@@ -142,10 +142,10 @@ TEST(Int8Queries, MayBeNothingNegativeOrNotANumber) {
     for (int64_t i = 0; i < test.tokens; ++i) {
       for (int h = 0; h < test.heads; ++h) {
         const bool broken = i == 55 && h == 3;
-        const auto row =
-            broken ? reference::AttentionRow{}
-                   : reference::attention_row(head_params(test, spec, h), i, exact.q.data() + (i * test.heads + h) * dim,
-                                              exact.k.data(), exact.v.data(), dim, dim);
+        const auto row = broken ? reference::AttentionRow{}
+                                : reference::attention_row(head_params(test, spec, h), i,
+                                                           exact.q.data() + (i * test.heads + h) * dim, exact.k.data(),
+                                                           exact.v.data(), dim, dim);
         for (int64_t d = 0; d < dim; ++d) {
           const float value = got[static_cast<size_t>((i * test.heads + h) * dim + d)];
           ASSERT_EQ(std::isnan(value), broken) << "row " << i << " head " << h;
