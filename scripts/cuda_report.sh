@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# cuda_report.sh [--ptx DIR] [ARCH…]: compiles the kernels for each architecture (default 80 90), or takes DIR/sm_ARCH/*.ptx, and
-# prints what ptxas says about every kernel (registers, shared memory, stack and spills) and how many issue slots the loops
-# around tensor cores have. Status 1 if a kernel spills or exceeds kernels/cuda/budget.tsv; 77 without the compiler, or if all but
+# cuda_report.sh [--ptx DIR] [ARCH…]: compiles the kernels for each architecture (default 80 89 90 100) and prints what ptxas says
+# about every kernel (registers, shared memory, stack and spills) and how many issue slots the loops around tensor cores have.
+# With --ptx it takes DIR/sm_ARCH/*.ptx; of an architecture that is not there only sources with a budget are compiled. Status 1 if a kernel spills or exceeds kernels/cuda/budget.tsv; 77 without the compiler, or if all but
 # the slots was checked because there is no nvdisasm (`setup.sh --tests` fetches one).
 # cuda_report.sh --log FILE: registers and spills from the output of a build with -DCMAKE_CUDA_FLAGS=-Xptxas=-v.
 set -euo pipefail
@@ -39,7 +39,7 @@ table_rows() {
 
 # compile ARCH SOURCE -> $work/kernel.cubin, $work/log
 compile() {
-  if [[ -n $ptx ]]; then
+  if [[ -d ${ptx:+$ptx/sm_$1} ]]; then
     "$ptxas" -arch="sm_$1" -v -o "$work/kernel.cubin" "$ptx/sm_$1/$(basename "$2" .cu).ptx" 2>"$work/log"
   else
     "$nvcc" -std=c++20 -O3 -fmad=false -I. -arch="sm_$1" -cubin -Xptxas -v -o "$work/kernel.cubin" "$2" 2>"$work/log"
@@ -65,10 +65,13 @@ else
     say "no nvcc: put it on PATH or set CUDACXX"
     exit 77
   fi
-  [[ $# -gt 0 ]] || set -- 80 90
+  [[ $# -gt 0 ]] || set -- 80 89 90 100
   if NVDISASM=$(find_nvdisasm); then export NVDISASM; else counted=0; fi
   for arch in "$@"; do
     for source in kernels/cuda/*.cu; do
+      if [[ -n $ptx && ! -d $ptx/sm_$arch ]] && ! grep -q "^sm_$arch"$'\t'"$(basename "$source" .cu)_kernel<" kernels/cuda/budget.tsv; then
+        continue
+      fi
       compile "$arch" "$source" || { cat "$work/log" >&2; die "$source does not compile for sm_$arch"; }
       table_rows <"$work/log" >>"$work/rows"
       if ((counted)); then

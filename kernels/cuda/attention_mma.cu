@@ -6,9 +6,9 @@
 //                            bias [heads][positions + 31]    B for every distance between the block's rows and the keys
 //   (16 bytes of padding put the 8 rows that one ldmatrix reads into different banks)
 //
-// Scores and softmax are float32; weights are rounded to the KV cache's 16-bit format for the second product. int8 and
-// fp8 keys enter as exact numbers and are scaled in float32 afterwards, values are scaled on their way to shared
-// memory.
+// Scores and softmax are float32; weights are rounded to the KV cache's 16-bit format for the second product. fp8 keys enter
+// as exact numbers and are scaled in float32 afterwards, values are scaled on their way to shared memory. int8 pages are
+// never widened: attention_mma_codes.h.
 #include <algorithm>
 
 #include "kernels/cuda/attention_mma_block.h"
@@ -22,7 +22,7 @@ using namespace mma;  // NOLINT
 
 // grid: items; one warp for blocks of up to 16 rows, else four
 template <typename C>
-__global__ void __launch_bounds__(kMaxThreads, C::kMinBlocks)
+__global__ void __launch_bounds__(C::kMostThreads, C::kMinBlocks)
     attention_mma_kernel(AttentionArgs args, int bias_floats) {
   BAM_DYNAMIC_SHARED(unsigned char, shared);
   BAM_SHARED(Run, run);
@@ -35,20 +35,21 @@ __global__ void __launch_bounds__(kMaxThreads, C::kMinBlocks)
     run.span = newest_span(block);
   }
   __syncthreads();
+  const int threads = C::kFew ? 32 : static_cast<int>(blockDim.x);
   Kernel<C> kernel{args,
                    block,
                    shared,
                    run,
-                   StageMover<C>(args.kv.layout, shared + SharedLayout<C>::kCopies, static_cast<int>(blockDim.x)),
+                   StageMover<C>(args.kv.layout, shared + SharedLayout<C>::kCopies, threads),
                    num_rows(block),
-                   static_cast<int>(blockDim.x),
-                   static_cast<int>(threadIdx.x) / 32,
+                   threads,
+                   C::kFew ? 0 : static_cast<int>(threadIdx.x) / 32,
                    static_cast<int>(threadIdx.x) % 32,
                    block.num_positions + kStageKeys - 1,
                    bias_floats};
   Fragment<C> f;
   kernel.load_queries(f);
-  clear_padding<C>(args.kv.layout, kernel.stage(0), kernel.threads);
+  clear_padding<C>(args.kv.layout, C::kInt8 ? kernel.mover.buffer(0) : kernel.stage(0), threads);
   kernel.prepare_bias();
   clear(f);
   const int entries = item.kind == WorkKind::kAnchor ? 0 : num_segments(args, block, item.block);
@@ -127,9 +128,16 @@ void attention_mma(const AttentionArgs& args, int num_items, int max_rows, int b
   const int threads = max_rows <= 16 ? 32 : kMaxThreads;
   with_config(args.kv.layout, [&](auto config) {
     using C = decltype(config);
-    check(launch(attention_mma_kernel<C>, dim3(static_cast<unsigned>(num_items)), dim3(static_cast<unsigned>(threads)),
-                 SharedLayout<C>::bytes(threads, bias_floats), queue, args, bias_floats),
+    const auto run = [&]<typename K>(K /*config*/) {
+      check(
+          launch(attention_mma_kernel<K>, dim3(static_cast<unsigned>(num_items)), dim3(static_cast<unsigned>(threads)),
+                 SharedLayout<K>::bytes(threads, bias_floats), queue, args, bias_floats),
           "attention_mma_kernel");
+    };
+    if constexpr (C::kInt8) {
+      if (max_rows <= 8) return run(Config<typename C::T, C::kCodes, C::kDims, 8>());
+    }
+    run(config);
   });
 }
 

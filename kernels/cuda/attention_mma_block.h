@@ -1,7 +1,7 @@
 // One thread block of the tensor-core attention kernel at work. See attention_mma.cu.
 #pragma once
 
-#include "kernels/cuda/attention_mma_stage.h"
+#include "kernels/cuda/attention_mma_codes.h"
 
 namespace bam::cuda::mma {
 
@@ -9,6 +9,7 @@ template <typename C>
 struct Kernel {
   using T = typename C::T;
   using Shared = SharedLayout<C>;
+  static constexpr int kElements = 2 * C::kRowsOfThread;  // of a tile's fragment that count
 
   const AttentionArgs& args;
   const QueryBlock& block;
@@ -21,8 +22,8 @@ struct Kernel {
   int first_position = 0, last_first_key = 0;  // over the rows of this warp
   unsigned unused_rows = 0;                    // of this warp
   // The entry of every stage's bias that this thread copies, if there are not more of them than threads.
-  const float* bias_table = nullptr;  // null: the block's heads have no bias
-  int bias_size = 0, bias_distance = 0, bias_entries = 0;
+  const float* bias_table = nullptr;
+  int bias_size = 0, bias_distance = 0, bias_entries = 0;  // no entries: the block's heads have no bias
 
   __device__ __forceinline__ unsigned char* stage(int s) const {
     return shared + Shared::kStage + s % C::kStages * C::kStageBytes;
@@ -37,7 +38,7 @@ struct Kernel {
   // Starts copying stage s of the run.
   __device__ __forceinline__ void start(int s) {
     mover.copy(run.data[s / kStagesPerTile], s % kStagesPerTile, s);
-    if (bias_table != nullptr) start_bias(s);
+    if (static_cast<int>(threadIdx.x) < bias_entries) start_bias(s);
     cp_async_commit();
   }
 
@@ -55,9 +56,7 @@ struct Kernel {
   // Zeros where no key will be seen.
   __device__ __forceinline__ void start_bias(int s) {
     const int key = run.tile[s / kStagesPerTile] * kTileKeys + s % kStagesPerTile * kStageKeys;
-    if (static_cast<int>(threadIdx.x) < bias_entries) {
-      copy_bias(bias_of(s) + threadIdx.x, bias_table, bias_size, bias_distance - key);
-    }
+    copy_bias(bias_of(s) + threadIdx.x, bias_table, bias_size, bias_distance - key);
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x) + threads; i < bias_entries; i += threads) {
       const HeadParams& head = args.heads[block.first_head + i / bias_stride];
@@ -89,7 +88,12 @@ struct Kernel {
       f.bias_row[r] = (info.head - block.first_head) * bias_stride + info.position - block.position + kStageKeys - 1;
       at[r] = used ? query_offset(args, block, row) : -1;
     }
-    if constexpr (C::kSharedQueries) {
+    if constexpr (C::kInt8) {
+      CodeFragments<C>::pack_queries(lane, f, query_words(), [&](int r, int d) {
+        return float4{query_value(at[r], d), query_value(at[r], d + 1), query_value(at[r], d + 8),
+                      query_value(at[r], d + 9)};
+      });
+    } else if constexpr (C::kSharedQueries) {
       auto* words = reinterpret_cast<uint32_t*>(query_tile());
       for (int i = lane; i < 16 * C::kDims * 8; i += 32) {
         const int row = i / (C::kDims * 8), d = i % (C::kDims * 8) * 2;
@@ -108,16 +112,19 @@ struct Kernel {
     }
   }
 
-  // Dims d and d + 1 of the query that starts at element `from` (-1: no such row). Through T: a bfloat16 query beyond
-  // the range of float16 saturates.
-  __device__ __forceinline__ uint32_t query_pair(long long from, int d) const {
+  // Dim d of the query that starts at element `from` (-1: no such row). Through T: a bfloat16 query beyond the range of
+  // float16 saturates.
+  __device__ __forceinline__ float query_value(long long from, int d) const {
     const bool inside = from >= 0 && d < args.kv.layout.head_dim;
-    return pack2<T>(to_float(from_float<T>(inside ? load_operand(args.operand, args.qkv, from + d) : 0.0f)),
-                    to_float(from_float<T>(inside ? load_operand(args.operand, args.qkv, from + d + 1) : 0.0f)));
+    return to_float(from_float<T>(inside ? load_operand(args.operand, args.qkv, from + d) : 0.0f));
+  }
+  __device__ __forceinline__ uint32_t query_pair(long long from, int d) const {
+    return pack2<T>(query_value(from, d), query_value(from, d + 1));
   }
   __device__ __forceinline__ unsigned char* query_tile() const {
     return shared + Shared::kQueries + warp * Shared::kQueryBytes;
   }
+  __device__ __forceinline__ uint32_t* query_words() const { return reinterpret_cast<uint32_t*>(query_tile()); }
 
   // The row that this lane names in an ldmatrix of two neighbouring B tiles.
   __device__ __forceinline__ SharedAddress matrix_row(const unsigned char* tile, int row_bytes) const {
@@ -160,12 +167,16 @@ struct Kernel {
 
   // Scores become logits.
   __device__ __forceinline__ void add_prior(const Fragment<C>& f, int s, float (&x)[4][4]) const {
+    if constexpr (C::kInt8) {
+      codes_of(s).apply_scales(x);
+    } else {
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+      for (int n = 0; n < 4; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[n][i] = x[n][i] * f.content[i / 2];
+        for (int i = 0; i < 4; ++i) x[n][i] = x[n][i] * f.content[i / 2];
+      }
     }
-    if constexpr (C::kQuantised) {
+    if constexpr (C::kQuantised && !C::kInt8) {
       const uint16_t* scales = mover.scales(s) + fragments::c_col(lane, 0);
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
@@ -174,14 +185,14 @@ struct Kernel {
         for (int i = 0; i < 4; ++i) x[n][i] = x[n][i] * (i % 2 == 0 ? scale.x : scale.y);
       }
     }
-    if (bias_table == nullptr) return;
-    const float* bias = bias_of(s) - fragments::c_col(lane, 0);
+    if (bias_entries == 0) return;
+    const float* bias = bias_of(s) - C::column(lane, 0, 0);
     const float *first = bias + f.bias_row[0], *second = bias + f.bias_row[1];
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        x[n][i] = fmaf(f.bias[i / 2], (i < 2 ? first : second)[-(8 * n + i % 2)], x[n][i]);
+      for (int i = 0; i < kElements; ++i) {
+        x[n][i] = fmaf(f.bias[i / 2], (i < 2 ? first : second)[-C::column(0, n, i % 2)], x[n][i]);
       }
     }
   }
@@ -191,14 +202,14 @@ struct Kernel {
     const int key0 = run.tile[s / kStagesPerTile] * kTileKeys + s % kStagesPerTile * kStageKeys;
     const auto mask = static_cast<unsigned>(run.mask[s / kStagesPerTile] >> (warp * 16));
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < C::kRowsOfThread; ++r) {
       const bool wanted = (mask >> fragments::c_row(lane, 2 * r) & 1) != 0;
       const int first = f.first_key[r] - key0, last = wanted ? f.position[r] - key0 : -1;
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const int column = 8 * n + fragments::c_col(lane, e);
+          const int column = C::column(lane, n, e);
           if (column < first || column > last) x[n][2 * r + e] = minus_infinity();
         }
       }
@@ -207,21 +218,22 @@ struct Kernel {
 
   // Online softmax: x becomes weights relative to the new maximum.
   __device__ __forceinline__ void soften(Fragment<C>& f, float (&x)[4][4]) const {
-    float scale[2];
+    float scale[2] = {1.0f, 1.0f};
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < C::kRowsOfThread; ++r) {
       float largest = fmaxf(x[0][2 * r], x[0][2 * r + 1]);
 #pragma unroll
       for (int n = 1; n < 4; ++n) largest = fmaxf(largest, fmaxf(x[n][2 * r], x[n][2 * r + 1]));
       largest = fmaxf(f.max[r], quad_max(largest));
-      scale[r] = exp2_approx(f.max[r] - largest);
+      scale[r] = exp2_approx(C::kInt8 ? (f.max[r] - largest) * f.content[r] : f.max[r] - largest);
       f.max[r] = largest;
       float sum = f.sum[r] * scale[r];
+      const float top = C::kInt8 ? CodeFragments<C>::log2_units(f, r) - kWeightBits : largest;
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          x[n][2 * r + e] = exp2_approx(x[n][2 * r + e] - largest);
+          x[n][2 * r + e] = exp2_approx(C::kInt8 ? fmaf(x[n][2 * r + e], f.content[r], -top) : x[n][2 * r + e] - top);
           sum += x[n][2 * r + e];
         }
       }
@@ -232,7 +244,11 @@ struct Kernel {
 #pragma unroll
       for (int n = 0; n < 2 * C::kDims; ++n) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) f.out[n][i] *= scale[i / 2];
+        for (int i = 0; i < kElements; ++i) f.out[n][i] *= scale[i / 2];
+      }
+      if constexpr (C::kInt8) {
+#pragma unroll
+        for (int i = 0; i < kElements; i += 2) f.weights[i] *= scale[i / 2];
       }
     }
   }
@@ -280,19 +296,28 @@ struct Kernel {
       cp_async_wait<0>();
       __syncthreads();  // the stage is here for everybody, the other buffer is read by nobody
       if (s + 1 < stages) start(s + 1);
-      if constexpr (C::kQuantised) {
+      if constexpr (C::kQuantised && !C::kInt8) {
         mover.widen(s, stage(s));
         __syncthreads();
       }
       if ((wanted.any >> (s / kStagesPerTile) & 1) == 0) continue;
       float x[4][4];
-      score(f, stage(s), x);
+      if constexpr (C::kInt8) {
+        codes_of(s).score(f, query_words(), x);
+      } else {
+        score(f, stage(s), x);
+      }
       add_prior(f, s, x);
       if ((wanted.whole >> (s / kStagesPerTile) & 1) == 0) hide_unseen(f, s, x);
       soften(f, x);
-      add_values(f, stage(s) + C::kKeyBytes, x);
+      if constexpr (C::kInt8) {
+        codes_of(s).add_values(f, x);
+      } else {
+        add_values(f, stage(s) + C::kKeyBytes, x);
+      }
     }
   }
+  __device__ __forceinline__ CodeFragments<C> codes_of(int s) const { return {mover.buffer(s), lane}; }
   __device__ __forceinline__ void count_visits() {
     const int row = warp * 16 + lane;
     if (lane >= 16 || row >= rows) return;
@@ -361,6 +386,7 @@ struct Kernel {
   __device__ __forceinline__ void finish_sums(Fragment<C>& f) const {
     f.sum[0] = quad_sum(f.sum[0]);
     f.sum[1] = quad_sum(f.sum[1]);
+    if constexpr (C::kInt8) CodeFragments<C>::finish(f);
   }
 
   // Shared totals [fragment element, then max and sum of two rows][thread]: nobody else touches them. They are not kept
@@ -419,7 +445,7 @@ struct Kernel {
     for (int n = 0; n < 2 * C::kDims; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int row = warp * 16 + fragments::c_row(lane, i), d = 8 * n + fragments::c_col(lane, i);
+        const int row = warp * 16 + fragments::c_row(lane, i), d = C::column(lane, n, i % 2);
         if (row < rows && d < dims)
           put(totals()[(4 * n + i) * threads], at[static_cast<long long>(row) * dims + d], i / 2);
       }
@@ -466,7 +492,7 @@ struct Kernel {
     for (int n = 0; n < 2 * C::kDims; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int row = warp * 16 + fragments::c_row(lane, i), d = 8 * n + fragments::c_col(lane, i);
+        const int row = warp * 16 + fragments::c_row(lane, i), d = C::column(lane, n, i % 2);
         if (row < rows && d < dims) put(row, d, n, i);
       }
     }

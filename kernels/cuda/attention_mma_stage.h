@@ -1,7 +1,7 @@
 // One stage of 32 keys on its way from a page to the tensor cores. See attention_mma.cu.
 //
 // A thread takes the same places of every stage: what they are is found once, and a copy of 16 bytes is one instruction
-// with constant offsets. Codes of 8 bits are widened by the thread that copied them.
+// with constant offsets. Codes of fp8 are widened by the thread that copied them.
 #pragma once
 
 #include "kernels/cuda/attention_mma_types.h"
@@ -16,9 +16,11 @@ struct StageMover {
   static constexpr int kKeyChunks = kStageKeys * kElement / 16;  // 16-byte pieces of one dim's row of K
   static constexpr int kValueChunks = C::kDims * kElement;       // of one key's row of V
   static constexpr int kValueLanes = kValueChunks <= 2 ? 2 : kValueChunks <= 4 ? 4 : kValueChunks <= 8 ? 8 : 16;
+  static constexpr bool kEveryLane = C::kExact && kValueLanes == kValueChunks;  // of a warp has a piece
   // Bytes between rows where copies land: the stage itself, or the codes to be widened.
-  static constexpr int kKeyPitch = C::kQuantised ? kStageKeys : kKeyRowBytes;
-  static constexpr int kValuePitch = C::kQuantised ? C::kDims * 16 : C::kValueRowBytes;
+  static constexpr int kKeyPitch = C::kInt8 ? 16 : C::kQuantised ? kStageKeys : kKeyRowBytes;
+  static constexpr int kKeyChunkBytes = C::kInt8 ? C::kDims * 256 : 16;  // from one piece of a row to the next
+  static constexpr int kValuePitch = C::kQuantised ? C::kRawValueRow : C::kValueRowBytes;
   static constexpr int kBufferBytes = C::kQuantised ? C::kRawBytes : C::kStageBytes;
   static constexpr int kValuesAt = C::kQuantised ? C::kRawValues : C::kKeyBytes;
 
@@ -44,14 +46,22 @@ struct StageMover {
     key_from = static_cast<int>(layout.k_offset) + (panel * head_dim + key_row) * kPanelBytes + inside;
     key_half = kStageKeys / kPanelKeys * head_dim * kPanelBytes;
     value_from = static_cast<int>(layout.v_offset) + value_row * value_pitch + 16 * value_chunk;
-    scale_from = static_cast<int>(thread < 4 ? layout.k_scale_offset : layout.v_scale_offset) + thread % 4 * 16;
+    // By a whole warp 4 bytes each, so that all lanes do the same.
+    constexpr int kScaleLanes = C::kFew ? 16 : 4;
+    scale_from = static_cast<int>(thread < kScaleLanes ? layout.k_scale_offset : layout.v_scale_offset) +
+                 thread % kScaleLanes * (kStageKeys * 2 / kScaleLanes);
   }
 
   __device__ __forceinline__ unsigned char* buffer(int s) const { return buffers + s % 2 * kBufferBytes; }
 
+  // The row that a key's values get. int8: the order in which scores lie in registers, see Config::column().
+  __device__ __forceinline__ static constexpr int value_slot(int key) {
+    return C::kInt8 ? key / 16 * 16 + key / 4 % 4 * 2 + key % 2 + key / 2 % 2 * 8 : key;
+  }
+
   // Starts copying half `half` of a tile into buffer(s).
   __device__ __forceinline__ void copy(const unsigned char* tile, int half, int s) const {
-    if (threads == 32) {
+    if (C::kFew || threads == 32) {
       copy_by<32>(tile, half, s);
     } else {
       copy_by<kMaxThreads>(tile, half, s);
@@ -63,27 +73,32 @@ struct StageMover {
     unsigned char* const to = buffer(s);
     constexpr int kDimsAtOnce = kThreads / kKeyChunks, kKeysAtOnce = kThreads / kValueLanes;
     const unsigned char* keys = tile + key_from + half * key_half;
-    const SharedAddress key_to = shared_address(to + key_row * kKeyPitch + 16 * key_chunk);
+    const SharedAddress key_to = shared_address(to + key_row * kKeyPitch + kKeyChunkBytes * key_chunk);
 #pragma unroll
     for (int d = 0; d < C::kDims * 16; d += kDimsAtOnce) {
-      if (key_row + d < head_dim) cp_async_16(key_to + d * kKeyPitch, keys + d * kPanelBytes);
+      if (d + kDimsAtOnce <= C::kSureDims || key_row + d < head_dim) {
+        cp_async_16(key_to + d * kKeyPitch, keys + d * kPanelBytes);
+      }
     }
-    if (value_chunk < value_chunks && (kKeysAtOnce <= kStageKeys || value_row < kStageKeys)) {
+    if ((kEveryLane || value_chunk < value_chunks) && (kKeysAtOnce <= kStageKeys || value_row < kStageKeys)) {
       const unsigned char* values = tile + value_from + half * (kStageKeys * value_pitch);
-      const SharedAddress value_to = shared_address(to + kValuesAt + value_row * kValuePitch + 16 * value_chunk);
-      if (value_chunks == kValueChunks) {
+      const SharedAddress value_to =
+          shared_address(to + kValuesAt + value_slot(value_row) * kValuePitch + 16 * value_chunk);
+      if (C::kExact || value_chunks == kValueChunks) {
 #pragma unroll
         for (int k = 0; k < kStageKeys; k += kKeysAtOnce) {
-          cp_async_16(value_to + k * kValuePitch, values + k * (16 * kValueChunks));
+          cp_async_16(value_to + value_slot(k) * kValuePitch, values + k * (16 * kValueChunks));
         }
       } else {
 #pragma unroll 1
         for (int k = 0; k < kStageKeys; k += kKeysAtOnce) {
-          cp_async_16(value_to + k * kValuePitch, values + k * value_pitch);
+          cp_async_16(value_to + value_slot(k) * kValuePitch, values + k * value_pitch);
         }
       }
     }
-    if constexpr (C::kQuantised) {
+    if constexpr (C::kFew) {
+      cp_async<4>(to + C::kRawScales + 4 * threadIdx.x, tile + scale_from + half * (kStageKeys * 2));
+    } else if constexpr (C::kQuantised) {
       if (threadIdx.x < 8) {
         cp_async_16(shared_address(to + C::kRawScales + 16 * threadIdx.x), tile + scale_from + half * (kStageKeys * 2));
       }
@@ -144,18 +159,31 @@ struct StageMover {
   }
 };
 
-// Rows of K beyond head_dim and columns of V beyond padded_dim are never copied to; they must be zero, not poison.
+// Rows of K beyond head_dim and columns of V beyond padded_dim are never copied to; they must be zero, not poison. stages: what
+// the tensor cores read, two buffers of codes for int8.
 template <typename C>
 __device__ __forceinline__ void clear_padding(const KvLayout& layout, unsigned char* stages, int threads) {
-  const int head_dim = layout.head_dim, padded = layout.padded_dim, words = C::kDims * 8 - padded / 2;
-  for (int s = 0; s < C::kStages; ++s) {
-    unsigned char* stage = stages + s * C::kStageBytes;
-    auto* k = reinterpret_cast<uint32_t*>(stage + head_dim * kKeyRowBytes);
-    for (int i = static_cast<int>(threadIdx.x); i < (C::kDims * 16 - head_dim) * kKeyRowBytes / 4; i += threads)
-      k[i] = 0;
-    for (int i = static_cast<int>(threadIdx.x); i < kStageKeys * words; i += threads) {
-      unsigned char* row = stage + C::kKeyBytes + i / words * C::kValueRowBytes + padded * 2;
-      reinterpret_cast<uint32_t*>(row)[i % words] = 0;
+  const int head_dim = layout.head_dim, padded = layout.padded_dim;
+  [[maybe_unused]] const int words = C::kDims * 8 - padded / 2;
+  if constexpr (C::kInt8) {  // a raw stage has no gaps but these
+    const int rows = C::kDims * 16 - head_dim, chunks = C::kDims - padded / 16;
+    for (int i = static_cast<int>(threadIdx.x); i < 2 * (2 * rows + kStageKeys * chunks); i += threads) {
+      unsigned char* codes = stages + i % 2 * C::kRawBytes;
+      const int piece = i / 2, value = piece - 2 * rows;
+      const int at = value < 0 ? piece / rows * (C::kDims * 256) + (head_dim + piece % rows) * 16
+                               : C::kRawValues + value / chunks * C::kRawValueRow + padded + value % chunks * 16;
+      *reinterpret_cast<uint4*>(codes + at) = uint4{0, 0, 0, 0};
+    }
+  } else {
+    for (int s = 0; s < C::kStages; ++s) {
+      unsigned char* stage = stages + s * C::kStageBytes;
+      auto* k = reinterpret_cast<uint32_t*>(stage + head_dim * kKeyRowBytes);
+      for (int i = static_cast<int>(threadIdx.x); i < (C::kDims * 16 - head_dim) * kKeyRowBytes / 4; i += threads)
+        k[i] = 0;
+      for (int i = static_cast<int>(threadIdx.x); i < kStageKeys * words; i += threads) {
+        unsigned char* row = stage + C::kKeyBytes + i / words * C::kValueRowBytes + padded * 2;
+        reinterpret_cast<uint32_t*>(row)[i % words] = 0;
+      }
     }
   }
 }

@@ -54,6 +54,17 @@ __device__ __forceinline__ float load_operand(DType dtype, const void* data, lon
   }
 }
 
+// Tensor cores multiply int8 pages with queries in whole units of their largest component: 127 * 256 of them, so that the
+// upper of two signed bytes stays within 127. NaN makes the unit NaN.
+struct QueryUnits {
+  float per_number, unit;
+  __device__ __forceinline__ int of(float value) const { return __float2int_rn(value * per_number); }
+};
+__device__ __forceinline__ QueryUnits query_units(float largest) {
+  constexpr float kMost = 127 * 256;
+  return {largest > 0 ? kMost / largest : 0.0f, largest / kMost};
+}
+
 // out row `row` of the block, dim d.
 __device__ __forceinline__ void store_result(const AttentionArgs& args, const QueryBlock& block, int row, int d,
                                              float value) {

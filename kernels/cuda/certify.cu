@@ -58,6 +58,15 @@ __device__ __forceinline__ void load_queries(const AttentionArgs& args, const Qu
     queries[row * query_stride(head_dim) + d] = rounded_query(args.query, value);
   }
   __syncthreads();
+  if (args.kv.layout.dtype != DType::kI8 || args.query == DType::kF32) return;
+  for (int row = static_cast<int>(threadIdx.x); row < rows; row += kThreads) {
+    float* q = queries + row * query_stride(head_dim);
+    float largest = 0;
+    for (int d = 0; d < head_dim; ++d) largest = max_or_nan(fabsf(q[d]), largest);
+    const QueryUnits units = query_units(largest);
+    for (int d = 0; d < head_dim; ++d) q[d] = static_cast<float>(units.of(q[d])) * units.unit;
+  }
+  __syncthreads();
 }
 
 __device__ __forceinline__ BoundRow bound_row(const AttentionArgs& args, const QueryBlock& block, const float* queries,

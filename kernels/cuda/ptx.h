@@ -72,6 +72,19 @@ __device__ __forceinline__ void mma_m16n8k32_s8(int32_t (&d)[4], const uint32_t 
 #endif
 }
 
+// The same from zero.
+__device__ __forceinline__ void mma_m16n8k32_s8_zero(int32_t (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#ifdef BAM_CUDA_EMU
+  d[0] = d[1] = d[2] = d[3] = 0;
+  ::cuda_emu::mma_m16n8k32_s8(d, a, b);
+#else
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};\n"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(0));
+#endif
+}
+
 // An address in shared memory that constants can be added to without 64-bit arithmetic; ldmatrix takes it as well.
 #ifdef BAM_CUDA_EMU
 using SharedAddress = const unsigned char*;
@@ -141,16 +154,21 @@ __device__ __forceinline__ void ldmatrix_x1_trans(uint32_t& r, const void* row) 
 #endif
 }
 
-__device__ __forceinline__ void ldmatrix_x2_trans(uint32_t (&r)[2], const void* row) {
+__device__ __forceinline__ void ldmatrix_x2_trans(uint32_t (&r)[2], SharedRow row) {
 #ifdef BAM_CUDA_EMU
   ::cuda_emu::ldmatrix(2, true, r, row);
 #else
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];\n"
                : "=r"(r[0]), "=r"(r[1])
-               : "r"(shared_address(row))
+               : "r"(row)
                : "memory");
 #endif
 }
+#ifndef BAM_CUDA_EMU
+__device__ __forceinline__ void ldmatrix_x2_trans(uint32_t (&r)[2], const void* row) {
+  ldmatrix_x2_trans(r, shared_address(row));
+}
+#endif
 
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], SharedRow row) {
 #ifdef BAM_CUDA_EMU

@@ -124,6 +124,40 @@ TEST_P(AttentionOp, AgreesWithDoubleArithmetic) {
   EXPECT_GT(worst, 0) << "float32 cannot be exact";
 }
 
+// int8 logits are computed in units of a query's largest component, times its factor: a factor may be nothing or negative, a
+// query nothing at all, and one that is not a number must show.
+TEST(Int8Queries, MayBeNothingNegativeOrNotANumber) {
+  for (const int64_t chunk : {1, 60}) {
+    Case test{.name = "special", .kv = DType::kI8, .head_dim = 64, .heads = 4, .kv_heads = 1, .tokens = 60};
+    test.chunk = chunk;
+    AttentionSpec spec = make_spec(test);
+    spec.seq_scale = {0.0f, -0.4f, 1e-30f, 0.5f};
+    std::vector<float> qkv = make_qkv(test, 7);
+    const int64_t width = int64_t{test.heads + 2} * test.head_dim, dim = test.head_dim;
+    for (int64_t d = 0; d < dim; ++d) qkv[static_cast<size_t>(50 * width + 3 * dim + d)] = 0;  // head 3 of row 50
+    qkv[static_cast<size_t>(55 * width + 3 * dim + 5)] = std::nanf("");                        // head 3 of row 55
+    const auto backend = make_cuda(test.operand);
+    const std::vector<float> got = run(*backend, test, spec, qkv, test.chunk, {.certified = false});
+    const Exact exact = exact_inputs(test, spec, qkv);
+    for (int64_t i = 0; i < test.tokens; ++i) {
+      for (int h = 0; h < test.heads; ++h) {
+        const bool broken = i == 55 && h == 3;
+        const auto row = broken ? reference::AttentionRow{}
+                                : reference::attention_row(head_params(test, spec, h), i,
+                                                           exact.q.data() + (i * test.heads + h) * dim, exact.k.data(),
+                                                           exact.v.data(), dim, dim);
+        for (int64_t d = 0; d < dim; ++d) {
+          const float value = got[static_cast<size_t>((i * test.heads + h) * dim + d)];
+          ASSERT_EQ(std::isnan(value), broken) << "row " << i << " head " << h;
+          if (!broken) {
+            EXPECT_NEAR(value, row.output[static_cast<size_t>(d)], tolerance(test)) << i << " " << h;
+          }
+        }
+      }
+    }
+  }
+}
+
 std::vector<Case> formats() {
   std::vector<Case> cases;
   const auto add = [&](Case test) {
@@ -144,6 +178,14 @@ std::vector<Case> formats() {
   add({.operand = DType::kBF16, .kv = DType::kI8, .head_dim = 16});
   add({.operand = DType::kBF16, .kv = DType::kFp8, .head_dim = 22});
   add({.kv = DType::kF16, .head_dim = 18});
+  // int8 has kernels of its own for blocks of up to 8 and up to 16 rows.
+  for (const int dim : {16, 48, 64, 80, 112, 128}) {
+    for (const int chunk : {1, 2}) {
+      Case test{.kv = DType::kI8, .head_dim = dim, .heads = 8, .kv_heads = 1, .tokens = 70, .chunk = chunk};
+      test.name = "rows_" + std::to_string(8 * chunk) + "_kv_int8_dim" + std::to_string(dim);
+      cases.push_back(test);
+    }
+  }
   // The plain path.
   for (const DType kv : {DType::kF32, DType::kF16, DType::kBF16, DType::kI8, DType::kI4, DType::kFp8}) {
     add({.operand = DType::kF32, .kv = kv, .head_dim = 48, .tokens = 131});
@@ -157,7 +199,7 @@ std::vector<Case> formats() {
 std::vector<Case> variants() {
   std::vector<Case> cases;
   const auto add = [&](const char* name, Case test) {
-    for (const DType kv : {DType::kF16, DType::kF32, DType::kFp8}) {
+    for (const DType kv : {DType::kF16, DType::kF32, DType::kI8, DType::kFp8}) {
       test.name = std::string(name) + "_" + std::string(dtype_name(kv));
       test.operand = kv == DType::kF32 ? DType::kF32 : DType::kF16;
       test.kv = kv;

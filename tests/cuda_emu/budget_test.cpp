@@ -36,9 +36,9 @@ std::vector<Line> budget() {
   return lines;
 }
 
-template <typename T, mma::Codes kCodes, int kDims>
+template <typename T, mma::Codes kCodes, int kDims, int kRows = 16>
 int check_lines(const std::string& config) {
-  using C = mma::Config<T, kCodes, kDims>;
+  using C = mma::Config<T, kCodes, kDims, kRows>;
   int found = 0;
   for (const Line& line : budget()) {
     if (line.kernel != "attention_mma_kernel<mma::" + config + " >") continue;
@@ -54,14 +54,15 @@ int check_lines(const std::string& config) {
 TEST(Budget, DynamicSharedBytesAreThoseOfTheLaunch) {
   using mma::Codes;
   int found = 0;
-  found += check_lines<__half, Codes::kNone, 3>("Config<__half, 0, 3>");
-  found += check_lines<__half, Codes::kNone, 4>("Config<__half, 0, 4>");
-  found += check_lines<__half, Codes::kNone, 8>("Config<__half, 0, 8>");
-  found += check_lines<__nv_bfloat16, Codes::kNone, 3>("Config<__nv_bfloat16, 0, 3>");
-  found += check_lines<__nv_bfloat16, Codes::kNone, 4>("Config<__nv_bfloat16, 0, 4>");
-  found += check_lines<__nv_bfloat16, Codes::kNone, 8>("Config<__nv_bfloat16, 0, 8>");
-  found += check_lines<__half, Codes::kInt8, 4>("Config<__half, 1, 4>");
-  found += check_lines<__half, Codes::kFp8, 4>("Config<__half, 2, 4>");
+  found += check_lines<__half, Codes::kNone, 3>("Config<__half, 0, 3, 16>");
+  found += check_lines<__half, Codes::kNone, 4>("Config<__half, 0, 4, 16>");
+  found += check_lines<__half, Codes::kNone, 8>("Config<__half, 0, 8, 16>");
+  found += check_lines<__nv_bfloat16, Codes::kNone, 3>("Config<__nv_bfloat16, 0, 3, 16>");
+  found += check_lines<__nv_bfloat16, Codes::kNone, 4>("Config<__nv_bfloat16, 0, 4, 16>");
+  found += check_lines<__nv_bfloat16, Codes::kNone, 8>("Config<__nv_bfloat16, 0, 8, 16>");
+  found += check_lines<__half, Codes::kInt8, 4>("Config<__half, 1, 4, 16>");
+  found += check_lines<__half, Codes::kInt8, 4, 8>("Config<__half, 1, 4, 8>");
+  found += check_lines<__half, Codes::kFp8, 4>("Config<__half, 2, 4, 16>");
   const auto lines = budget();
   EXPECT_EQ(found, std::ranges::count_if(lines, [](auto& line) { return line.kernel.starts_with("attention_mma"); }));
   EXPECT_GT(found, 0);

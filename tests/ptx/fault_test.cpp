@@ -73,6 +73,9 @@ std::vector<float> attend(const Case& test, int64_t first_query = 0, std::vector
 std::vector<float> attend_short() {
   return attend({.head_dim = 32, .heads = 2, .kv_heads = 1, .tokens = 192, .chunk = 40});
 }
+std::vector<float> attend_short_codes() {
+  return attend({.kv = DType::kI8, .head_dim = 32, .heads = 2, .kv_heads = 1, .tokens = 192, .chunk = 40});
+}
 // Far enough for seeds, masks and segments of several tiles; segments one after the other in a block, or shared by blocks.
 // Heads that share a block end at different keys: the last tile of the anchor and of a segment is seen in part by one head
 // while the other goes on to the next.
@@ -109,7 +112,7 @@ std::string broken(const std::string& text, const std::string& kernel, const std
 // The kernels that the two pieces of work run.
 const std::string kGemm = "gemm_mma_kernelINS1_3F16ENS1_5ShapeILi64ELi32E";
 const std::string kHalf = "attention_mma_kernelINS0_3mma6ConfigI6__halfLNS3_5CodesE0ELi2E";
-const std::string kCodes = "attention_mma_kernelINS0_3mma6ConfigI6__halfLNS3_5CodesE1ELi2E";
+const std::string kCodes = "attention_mma_kernelINS0_3mma6ConfigI6__halfLNS3_5CodesE1ELi2ELi16E";
 
 class SeededFault : public ::testing::Test {
  protected:
@@ -168,6 +171,7 @@ TEST_F(SeededFault, WrongLaneMap) {
   expect_all_caught(multiply, "gemm_mma.ptx", kGemm, R"((mma\.sync[^{]*\{[^}]*\}, \{[^}]*\}, )\{(%r\d+),\s*(%r\d+)\})",
                     "$1{$3, $2}", 8);
   expect_all_caught(attend_short, "attention_mma.ptx", kHalf, R"(x4\.trans\.shared)", "x4.shared", 4);
+  expect_all_caught(attend_short_codes, "attention_mma.ptx", kCodes, R"(x4\.trans\.shared)", "x4.shared", 4);
 }
 
 TEST_F(SeededFault, MissingBarrier) {
