@@ -15,6 +15,7 @@ namespace {
 // http://…, https://…, or host:port where no such folder exists.
 bool is_url(const std::string& text) {
   if (text.starts_with("http://") || text.starts_with("https://")) return true;
+  if (text.find("://") != text.npos) throw UsageError("{} begins with neither http:// nor https://", text);
   const size_t colon = text.rfind(':');
   if (colon == text.npos || colon == 0 || colon + 1 == text.size() || std::filesystem::exists(text)) return false;
   const std::string_view port = std::string_view(text).substr(colon + 1, text.find('/', colon) - colon - 1);

@@ -1,7 +1,6 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <fstream>
 #include <iostream>
 #include <iterator>
 
@@ -13,6 +12,7 @@
 #include "app/local_generation.h"
 #include "app/option_flags.h"
 #include "app/sampling_flags.h"
+#include "app/units.h"
 #include "models/model_config.h"
 #include "server/jinja/chat_template.h"
 
@@ -35,9 +35,7 @@ struct GenerateOptions {
 std::string read_prompt(const GenerateOptions& options) {
   if (options.has_prompt) return options.prompt;
   if (!options.file.empty() && options.file != "-") {
-    std::ifstream stream(options.file, std::ios::binary);
-    if (!stream) throw UsageError("-f: cannot read {}", options.file);
-    return {std::istreambuf_iterator<char>(stream), {}};
+    return read_text_file(options.file);
   }
   if (options.file.empty() && isatty(STDIN_FILENO)) {
     throw UsageError("give a prompt: bam generate \"Once upon a time\", -f FILE, or on stdin");

@@ -354,7 +354,7 @@ int run_inspect(int argc, char** argv) {
              "  bam inspect demo --stages 2 --measure 65536\n"
              "  bam inspect demo --look @book.txt --layer 2 --head 5 --bins 512 --csv row.csv");
   return flags.run(app, argc, argv, [&](const ServeConfig& config) {
-    if (!look.text.empty()) {
+    if (app.count("--look") > 0) {
       look.json = json;
       look.look.peaks = std::max<int32_t>(look.look.peaks, look.json ? 0 : 1);
       print_look(config.model, look);

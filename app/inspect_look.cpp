@@ -83,6 +83,7 @@ std::vector<std::vector<std::string>> as_table(const LoadedModel& model, const A
 
 void print_look(const ModelSettings& settings, const LookOptions& options) {
   const std::string text = options.text.starts_with('@') ? read_text_file(options.text.substr(1)) : options.text;
+  if (text.empty()) throw UsageError("--look: the text is empty");
   const LoadedModel model = load_model(settings);
   std::vector<int32_t> ids = model.tokenizer->encode(text, true);
   if (options.position >= static_cast<int64_t>(ids.size())) {

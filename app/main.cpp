@@ -59,7 +59,7 @@ int run(int argc, char** argv) {
   }
   if (name == "help" || name == "--help" || name == "-h") {
     const std::string about = argc < 3 ? "help" : argv[2];
-    if (about == "help" || about == "version") {
+    if (about == "help" || about == "version" || about == "--help" || about == "-h") {
       print_help(stdout);
       return 0;
     }

@@ -50,6 +50,7 @@ std::string conversion_hint(const fs::path& source) {
 
 fs::path find_checkpoint(const std::string& model) {
   if (model == "demo") return find_demo();
+  if (model.empty()) throw Error("--model: its value is empty; give a checkpoint folder, or demo");
   const fs::path path(model);
   if (!fs::exists(path)) {
     const bool demo = model == "demo/" || !nearest_word(ascii_lower(model), {"demo"}).empty();

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -244,9 +246,11 @@ std::string utc_now() {
 }
 
 std::string read_text_file(const std::string& path) {
+  std::error_code unknown;
+  if (std::filesystem::is_directory(path, unknown)) throw UsageError("cannot read {}: it is a folder", path);
   std::ifstream file(path, std::ios::binary);
   if (file.peek() == std::ifstream::traits_type::eof() && !file.bad() && file.rdbuf()->is_open()) return {};
-  if (!file) throw UsageError("cannot read {}", path);
+  if (!file) throw UsageError("cannot read {}: {}", path, std::strerror(errno));
   std::ostringstream text;
   text << file.rdbuf();
   if (file.bad() || text.fail()) throw UsageError("cannot read {}", path);

@@ -14,9 +14,11 @@
 namespace bam {
 
 std::string check_look(const AttentionLook& look, const ModelConfig& config, int64_t num_tokens) {
-  if (look.layer < -1 || look.layer >= config.num_layers || look.head < -1 || look.head >= config.num_heads) {
-    return fmt::format("there is no head {} in layer {}: the model has {} layers of {} heads", look.head, look.layer,
-                       config.num_layers, config.num_heads);
+  if (look.layer < -1 || look.layer >= config.num_layers) {
+    return fmt::format("there is no layer {}: the model has {}", look.layer, config.num_layers);
+  }
+  if (look.head < -1 || look.head >= config.num_heads) {
+    return fmt::format("there is no head {}: the model has {} in every layer", look.head, config.num_heads);
   }
   if (look.position >= 0 && look.position + 1 != num_tokens) {
     return fmt::format("position {} is outside the {} tokens", look.position, num_tokens);

@@ -90,7 +90,7 @@ TEST_F(LooksTest, EveryHeadHasADistribution) {
 TEST_F(LooksTest, WhatIsNotThereIsRefused) {
   start();
   const auto tokens = random_prompt(rng_, 90);
-  EXPECT_NE(refusal(look("a", tokens, {.layer = 9})).find("no head"), std::string::npos);
+  EXPECT_NE(refusal(look("a", tokens, {.layer = 9})).find("no layer"), std::string::npos);
   EXPECT_NE(refusal(look("a", tokens, {.head = 4})).find("no head"), std::string::npos);
   EXPECT_NE(refusal(look("a", tokens, {.position = 90})).find("position 90"), std::string::npos);
   EXPECT_NE(refusal(look("a", tokens, {.from = 50, .to = 50})).find("[50, 50)"), std::string::npos);

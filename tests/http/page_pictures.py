@@ -23,7 +23,9 @@ class Photographer(page_harness.PageTest):
 
     def picture(self, name, width=1280, height=900, scheme="light", full_page=True):
         self.page.resize(width, height, mobile=width < 500)
-        self.page.prefer_colors(scheme)
+        # Without transitions: a bar is as long as what it shows.
+        self.page.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme},
+                                                                   {"name": "prefers-reduced-motion", "value": "reduce"}])
         # Charts are drawn again for the new width, in the next frames.
         self.page.command("POST", "/execute/async", {"args": [], "script":
                           "const done = arguments[0]; let n = 4; const next = () => (n-- ? requestAnimationFrame(next) : done()); next();"})
@@ -78,11 +80,12 @@ class Photographer(page_harness.PageTest):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bam", default=str(bamtest.ROOT / "build" / "bam"))
-    page_harness.OPTIONS.bam = os.path.abspath(parser.parse_args().bam)
+    parser.add_argument("views", nargs="*", default=["playground", "attention", "prior", "engine"])
+    options = parser.parse_args()
+    page_harness.OPTIONS.bam = os.path.abspath(options.bam)
     with page_harness.Server("--kv-memory", "1GiB") as server, Browser() as page:
-        photographer = Photographer(server, page)
-        for view in (photographer.playground, photographer.attention, photographer.prior, photographer.engine):
-            view()
+        for view in options.views:
+            getattr(Photographer(server, page), view)()
 
 
 if __name__ == "__main__":

@@ -256,7 +256,8 @@ class CommandLine(WithFolder):
         self.expect(run("passkey", "report", "x", "--lengths", "1k"), 2, "there is no flag --lengths; it belongs to `bam passkey`")
         self.expect(run("generate", "hi", "--url", "x"), 2, "`bam chat URL` talks to a server")
         self.expect(run("--versoin"), 2, "did you mean `bam --version`?")
-        self.assertEqual(run("help", "help").stdout, run("help").stdout)
+        for more in ("help", "--help", "version"):
+            self.assertEqual(run("help", more).stdout, run("help").stdout)
         result = run("inspect", bamtest.checkpoint(), environment={"BAM_KV_MEMROY": "1GiB"})
         self.assertEqual(result.returncode, 0)
         self.expect(result, 0, "BAM_KV_MEMROY is not a setting; did you mean BAM_KV_MEMORY?")
@@ -274,8 +275,15 @@ class CommandLine(WithFolder):
                 (("eval",), "what shall it do? task, perplexity or report (see"),
                 (("eval", "nothing"), "unexpected argument 'nothing'; there are task, perplexity, report (see"),
                 (("eval", "perplexity"), "FILE is missing (see"),
-                (("passkey", "http://127.0.0.1:8000"), "a server's address goes to --url (see")):
+                (("passkey", "http://127.0.0.1:8000"), "a server's address goes to --url (see"),
+                (("generate", "-f", "/tmp"), "cannot read /tmp: it is a folder"),
+                (("generate", "-f", "/nowhere"), "cannot read /nowhere: No such file or directory"),
+                (("chat", "ftp://x"), "ftp://x begins with neither http:// nor https://"),
+                (("inspect", "demo", "--look", ""), "--look: the text is empty"),
+                (("inspect", "demo", "--look", "x", "--layer", "9"), "there is no layer 9: the model has 4"),
+                (("inspect", "demo", "--look", "x", "--head", "9"), "there is no head 9: the model has 5 in every layer")):
             self.expect(run(*arguments), 2, sentence)
+        self.expect(run("chat", "--model", ""), 1, "--model: its value is empty")
 
     def test_a_page_is_no_model_server(self):
         with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as page:

@@ -77,9 +77,58 @@ class Chat(PageTest):
         self.page.script("window.prompt = () => 'My talk'")
         self.page.click(".conversations button:nth-of-type(1)")
         self.assertIn("My talk", self.page.text("#conversation"))
+        self.page.script("window.confirm = (text) => { window.asked = text; return false; }")
+        self.page.click(".conversations button:nth-of-type(2)")
+        self.assertIn("My talk", self.page.script("return window.asked"))
+        self.assertEqual(self.page.count(".message"), 2, "deleted against somebody's will")
+        self.page.script("window.confirm = () => true")
         self.page.click(".conversations button:nth-of-type(2)")
         self.page.wait("it is gone", lambda: self.page.count(".message") == 0)
         self.assertNotIn("My talk", self.page.text("#conversation"))
+
+
+    def keep(self, *answers):
+        """Conversations of earlier days, with one question each."""
+        self.open()
+        kept = [{"id": str(i), "name": f"Talk {i}", "system": "", "messages": [{"role": "user", "content": "Go on"}, {"role": "assistant", "content": text}]}
+                for i, text in enumerate(answers)]
+        self.page.script("localStorage.setItem('bam.mode', '\"chat\"'); localStorage.setItem('bam.conversations', arguments[0])", json.dumps(kept))
+        self.visit()
+        self.page.wait("the messages", lambda: self.page.count(".message") == 2)
+
+    def distance_to_end(self):
+        return self.page.script("const t = document.querySelector('.transcript'); return t.scrollHeight - t.scrollTop - t.clientHeight")
+
+    def test_the_end_stays_in_sight_unless_somebody_scrolls_back(self):
+        self.keep("word\n\n" * 100)
+        self.page.wait("its end", lambda: self.distance_to_end() < 8)
+        self.sampling(max_tokens="200", ignore_eos=True)
+        self.say("And now?")
+        self.page.wait("the end of the answer", lambda: self.distance_to_end() < 8)
+        self.page.script("document.querySelector('.transcript').scrollTop = 0; return new Promise(requestAnimationFrame)")
+        self.page.script("document.querySelector(`${arguments[0]} .stats`).textContent = ''", PANE)
+        self.page.script("[...document.querySelectorAll('.pane:not([hidden]) .actions button')].find((b) => b.textContent === 'Regenerate').click()")
+        self.page.wait("a new answer, which comes into sight", lambda: self.distance_to_end() < 8)
+        self.wait_text(f"{PANE} .stats", "first token after", 60)
+
+    def test_code_can_be_copied(self):
+        self.keep("```py\nx = 1\n```")
+        self.page.script("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+        self.page.click(".code-block button")
+        self.page.wait("the code", lambda: self.page.script("return window.copied ?? ''") == "x = 1")
+        self.wait_text(".code-block button", "Copied")
+        # Where the page has no clipboard of its own, as over plain HTTP from another machine, a selected text is copied.
+        self.page.script("Object.defineProperty(navigator, 'clipboard', {value: undefined});"
+                         "document.execCommand = () => { window.selected = document.activeElement.value; return true; }")
+        self.page.click(".message.assistant .message-actions button")
+        self.page.wait("the message", lambda: self.page.script("return window.selected ?? ''") == "```py\nx = 1\n```")
+
+    def test_colours_are_explained_where_there_are_some(self):
+        self.keep("Hello")
+        shown = f"return getComputedStyle(document.querySelector('{PANE} .probability-legend')).visibility"
+        self.assertEqual(self.page.script(shown), "hidden")
+        self.page.click(f"{PANE} .segmented input[value=tokens]")
+        self.assertEqual(self.page.script(shown), "visible")
 
 
 class HostileAnswer(PageTest):
@@ -107,7 +156,8 @@ class Markdown(PageTest):
     def render(self, text):
         answer = self.page.command("POST", "/execute/async", {"args": [text], "script":
             "const done = arguments[1]; import('/js/markdown.js').then((m) => { const box = document.createElement('div');"
-            "box.append(...m.markdown(arguments[0])); done(box.innerHTML); }, (e) => done(String(e)))"})
+            "box.append(...m.markdown(arguments[0])); for (const b of box.querySelectorAll('.code-block')) b.replaceWith(b.firstChild);"
+            "done(box.innerHTML); }, (e) => done(String(e)))"})
         return answer
 
     def test_blocks_and_words(self):
@@ -118,6 +168,22 @@ class Markdown(PageTest):
         self.assertEqual(self.render("```py\na < b\n```\n> quoted"),
                          "<pre><code>a &lt; b</code></pre><blockquote><p>quoted</p></blockquote>")
         self.assertEqual(self.render("```\nunfinished"), "<pre><code>unfinished</code></pre>")
+
+    def test_lists(self):
+        self.open("engine")
+        self.assertEqual(self.render("1. one\n\n2. two\n   - a\n   - b\n     c\n\nend"),
+                         "<ol><li>one</li><li>two<ul><li>a</li><li>b c</li></ul></li></ol><p>end</p>")
+        self.assertEqual(self.render("3. three\n4. four"), '<ol start="3"><li>three</li><li>four</li></ol>')
+        self.assertEqual(self.render("- run\n  ```sh\n  ls\n    -l\n  ```\n- done"),
+                         "<ul><li>run<pre><code>ls\n  -l</code></pre></li><li>done</li></ul>")
+        self.assertEqual(self.render("- one\n1. two"), "<ul><li>one</li></ul><ol><li>two</li></ol>")
+
+    def test_tables(self):
+        self.open("engine")
+        self.assertEqual(self.render("Here:\n| a | **b** |\n|---|:-:|\n| 1 \\| 2 | `x` |\n\nend"),
+                         '<p>Here:</p><div class="table-scroll"><table><thead><tr><th scope="col">a</th><th scope="col"><strong>b</strong></th></tr></thead>'
+                         "<tbody><tr><td>1 | 2</td><td><code>x</code></td></tr></tbody></table></div><p>end</p>")
+        self.assertEqual(self.render("a | b\nc"), "<p>a | b<br>c</p>")
 
     def test_nothing_becomes_markup(self):
         self.open("engine")

@@ -300,8 +300,8 @@ export class AttentionView {
     if (!short) fill(this.list, h('p', {class: 'empty'}, `Zoom into ${LISTED} positions or fewer to see their tokens one by one.`));
     else fill(this.list, shown.map((at) => this.#token(at, this.#strings[at] ?? tokens[at] ?? '', head.sum[at - from], highest)));
     const top = head.peaks.slice(0, 3);
-    this.summary.textContent = `Position ${position} “${visible(tokens[position] ?? '')}” looked most at `
-      + top.map((peak) => `“${visible(tokens[peak.key] ?? '')}” at ${peak.key} (${percent(peak.weight)})`).join(', ') + '.';
+    this.summary.textContent = `Position ${count(position)} “${visible(tokens[position] ?? '')}” looked most at `
+      + top.map((peak) => `“${visible(tokens[peak.key] ?? '')}” at ${count(peak.key)} (${percent(peak.weight)})`).join(', ') + '.';
   }
 
   #token(at, text, weight, highest) {

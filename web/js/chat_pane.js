@@ -1,3 +1,4 @@
+import {copyFrom} from './clipboard.js';
 import {Conversations} from './conversations.js';
 import {h, fill, perFrame, segmented} from './dom.js';
 import {markdown} from './markdown.js';
@@ -11,6 +12,8 @@ export class ChatPane {
   #messages = []; // {role, content, node}
   #available = true;
   #view = 'formatted'; // or 'tokens'
+  #follows = true; // the end of the conversation stays in sight, unless somebody scrolls back
+  #scrolledTo = 0;
 
   constructor(context) {
     this.context = context;
@@ -20,6 +23,7 @@ export class ChatPane {
     this.input = h('textarea', {id: 'message', rows: 3, placeholder: 'Say something …',
       on: {input: () => this.refreshCount(), keydown: (event) => this.#onKey(event)}});
     this.transcript = h('ol', {class: 'transcript', 'aria-label': 'Conversation', 'aria-live': 'polite'});
+    this.transcript.addEventListener('scroll', () => this.#onScroll());
     this.clear = h('button', {type: 'button', class: 'quiet', on: {click: () => this.conversations.start()}},
       'New conversation');
     this.conversations = new Conversations((conversation) => this.#show(conversation));
@@ -94,19 +98,19 @@ export class ChatPane {
     let promptIds = null;
     const view = new TokenView('Tokens of the answer', (_, token, before) => this.context.lookAt(promptIds, token, before));
     const message = this.#add('assistant', '', view);
-    const draw = perFrame(() => this.#drawAnswer(message));
+    const draw = perFrame(() => {
+      this.#drawAnswer(message);
+      this.#follow();
+    });
     const summary = await this.runner.run(PATH, body, {
       onPrompt: (ids) => {
         promptIds = ids;
       },
       onDelta: (_, text, tokens) => {
-        const list = this.transcript;
-        const follows = list.scrollHeight - list.scrollTop - list.clientHeight < 40; // unless somebody scrolled back
         view.addText(text);
         for (const token of tokens) view.addToken(token);
         message.content = view.text;
         draw();
-        if (follows) list.scrollTop = list.scrollHeight;
       },
     }, () => this.#again());
     message.content = view.text;
@@ -115,8 +119,29 @@ export class ChatPane {
       this.#messages.pop();
       message.node.remove();
     }
+    this.#follow();
     this.#store();
     this.refreshCount();
+  }
+
+  // The end of the conversation, when the pane has come into sight.
+  showEnd() {
+    this.#follows = true;
+    this.#follow();
+  }
+
+  #follow() {
+    const list = this.transcript;
+    if (!this.#follows) return;
+    list.scrollTop = list.scrollHeight;
+    this.#scrolledTo = list.scrollTop;
+  }
+
+  // An answer that grows moves the end and not the place: only a person goes back.
+  #onScroll() {
+    const list = this.transcript;
+    const back = list.scrollTop < this.#scrolledTo - 1;
+    this.#follows = list.scrollHeight - list.scrollTop - list.clientHeight < 8 || (this.#follows && !back);
   }
 
   #body(messages, fields) {
@@ -148,13 +173,13 @@ export class ChatPane {
     const node = message.node = h('li', {class: `message ${role}`},
       h('span', {class: 'role'}, role === 'user' ? 'You' : 'Model'),
       h('div', {}, message.body, view?.node, h('div', {class: 'message-actions'},
-        action('Copy', 'Copy this message', (event) => this.#copy(message, event.target)),
+        action('Copy', 'Copy this message', (event) => copyFrom(event.target, message.content)),
         role === 'user' && action('Edit', 'Ask it differently, in a branch of this conversation', () => this.#edit(message)),
         action('Branch', 'Go on from here in a new conversation', () => this.#branch(message)))));
     if (role !== 'user') this.#drawAnswer(message);
     this.#messages.push(message);
     this.transcript.append(node);
-    this.transcript.scrollTop = this.transcript.scrollHeight;
+    this.showEnd();
     return message;
   }
 
@@ -189,18 +214,6 @@ export class ChatPane {
   #setView(view) {
     this.#view = view;
     for (const message of this.#messages) if (message.role !== 'user') this.#drawAnswer(message);
-  }
-
-  async #copy(message, button) {
-    try {
-      await navigator.clipboard.writeText(message.content);
-      button.textContent = 'Copied';
-    } catch {
-      button.textContent = 'No access';
-    }
-    setTimeout(() => {
-      button.textContent = 'Copy';
-    }, 1500);
   }
 
   #before(message) {

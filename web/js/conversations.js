@@ -81,6 +81,7 @@ export class Conversations {
   }
 
   #delete() {
+    if (!window.confirm(`Delete “${this.#current.name}”? It is kept nowhere else.`)) return;
     this.#list = this.#list.filter((each) => each !== this.#current);
     save(SLOT, this.#list);
     this.start();

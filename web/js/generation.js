@@ -45,6 +45,9 @@ export async function generate({path, body, signal, onProgress, onPrompt, onDelt
   return summary;
 }
 
+// A browser's clock and its queue of events know nothing of less.
+const MEASURABLE_S = 0.005;
+
 const REASONS = {stop: 'came to an end', length: 'reached max tokens', abort: 'was cancelled', timeout: 'ran out of time',
   error: 'failed'};
 
@@ -53,7 +56,7 @@ export function describe(summary) {
   if (summary.tokens > 0) {
     parts.push(`${count(summary.tokens)} tokens`);
     const decodeS = summary.totalS - (summary.ttftS ?? 0);
-    if (summary.tokens > 1 && decodeS > 0) parts.push(`${rate((summary.tokens - 1) / decodeS)} tokens/s`);
+    if (summary.tokens > 1 && decodeS >= MEASURABLE_S) parts.push(`${rate((summary.tokens - 1) / decodeS)} tokens/s`);
   }
   if (summary.ttftS !== null) parts.push(`first token after ${seconds(summary.ttftS)}`);
   if (summary.cachedTokens > 0) parts.push(`${count(summary.cachedTokens)} of ${count(summary.promptTokens)} prompt tokens from the cache`);

@@ -1,5 +1,6 @@
 // Addresses that open a view as it is now: "#attention/2/3/p=The%20text".
 
+import {copyFrom} from './clipboard.js';
 import {h} from './dom.js';
 
 const LONGEST_PROMPT = 4000; // characters in an address
@@ -23,18 +24,10 @@ export function readHash(hash) {
 // place(): {view, prompt}
 export function linkButton(place) {
   const button = h('button', {type: 'button', class: 'quiet', 'data-link': '', title: 'Copy the address of what is shown'}, 'Copy link');
-  button.addEventListener('click', async () => {
+  button.addEventListener('click', () => {
     const {view, prompt} = place();
     const tooLong = (prompt ?? '').length > LONGEST_PROMPT;
-    try {
-      await navigator.clipboard.writeText(linkTo({view, prompt: tooLong ? '' : prompt}));
-      button.textContent = tooLong ? 'Copied, without the long prompt' : 'Copied';
-    } catch {
-      button.textContent = 'No access to the clipboard';
-    }
-    setTimeout(() => {
-      button.textContent = 'Copy link';
-    }, 1500);
+    copyFrom(button, linkTo({view, prompt: tooLong ? '' : prompt}), tooLong ? 'Copied, without the long prompt' : undefined);
   });
   return button;
 }

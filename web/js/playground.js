@@ -41,6 +41,7 @@ export class PlaygroundView {
       if (this.#mode !== 'completion') this.modes.querySelector('input[value=completion]').click();
     }
     if (this.#ready) return;
+    this.#panes.chat.showEnd();
     try {
       const props = await this.app.info();
       this.#ready = true;
@@ -81,6 +82,7 @@ export class PlaygroundView {
     this.#mode = mode;
     save('mode', mode);
     for (const [name, pane] of Object.entries(this.#panes)) pane.node.hidden = name !== mode;
+    this.#panes.chat.showEnd();
     this.#sampling.setMode(mode);
     this.count.textContent = '';
     if (this.#ready) this.#panes[mode].refreshCount();

@@ -1,6 +1,7 @@
 // What completion and chat have in common: the buttons, one run at a time, progress while the prompt is read.
 
 import {apiKey, ApiError} from './api.js';
+import {copyFrom} from './clipboard.js';
 import {h} from './dom.js';
 import {count, seconds} from './format.js';
 import {describe, generate} from './generation.js';
@@ -95,18 +96,9 @@ export function asCurl(path, body) {
 export function copyButton(text) {
   const button = h('button', {type: 'button', class: 'quiet', title: 'Copy this request as a curl command'},
     'Copy as curl');
-  button.addEventListener('click', async () => {
+  button.addEventListener('click', () => {
     const value = text();
-    if (value === null) return;
-    try {
-      await navigator.clipboard.writeText(value);
-      button.textContent = 'Copied';
-    } catch {
-      button.textContent = 'No access to the clipboard';
-    }
-    setTimeout(() => {
-      button.textContent = 'Copy as curl';
-    }, 1500);
+    if (value !== null) copyFrom(button, value);
   });
   return button;
 }
