@@ -193,17 +193,19 @@ class Training(unittest.TestCase):
         self.addCleanup(self.folder.cleanup)
         torch.set_num_threads(1)
 
-    def test_extension_begins_where_the_recipe_ended(self):
+    def test_a_second_course_begins_where_the_first_ended(self):
         self.train("here", recipe=dataclasses.replace(SMALL, steps=5))
         ended = export.read_checkpoint(self.work / "out" / "bam-ssmax").state_dict()
-        recipe = dataclasses.replace(study.VARIANTS["extended"], steps=0, tokens_per_step=1024)
         folders = dict(work=self.work, out=self.work / "out", trained=self.work / "out", curves=self.work / "curves")
-        args = argparse.Namespace(**folders, seed=1, variant="extended")
-        run = study.train_sibling(args, "bam-ssmax", recipe)
-        for key, value in run.model.state_dict().items():
-            self.assertTrue(torch.equal(value, ended[key]), key)
-        config = json.loads((self.work / "out" / "bam-ssmax-extended" / "config.json").read_text())
-        self.assertEqual(config["max_position_embeddings"], 1024)
+        for variant, end in study.CONTINUED.items():
+            if end:
+                shutil.copytree(self.work / "out" / "bam-ssmax", self.work / "out" / f"bam-ssmax{end}")
+            recipe = dataclasses.replace(study.VARIANTS[variant], steps=0, tokens_per_step=1024)
+            run = study.train_sibling(argparse.Namespace(**folders, seed=1, variant=variant), "bam-ssmax", recipe)
+            for key, value in run.model.state_dict().items():
+                self.assertTrue(torch.equal(value, ended[key]), key)
+            config = json.loads((self.work / "out" / f"bam-ssmax-{variant}" / "config.json").read_text())
+            self.assertEqual(config["max_position_embeddings"], {"extended": 1024, "polished": 512}[variant])
 
     def train(self, where: str, name: str = "bam-ssmax", recipe=SMALL):
         root = pathlib.Path(self.folder.name) / where
@@ -251,7 +253,7 @@ class Training(unittest.TestCase):
     def test_variants_change_what_they_say(self):
         trained = {}
         for variant, recipe in study.VARIANTS.items():
-            if variant == "extended":
+            if variant in study.CONTINUED:
                 continue
             short = dataclasses.replace(recipe, steps=20, decay_steps=5, tokens_per_step=1024)
             run = self.train(variant, recipe=short)[2]
@@ -261,6 +263,7 @@ class Training(unittest.TestCase):
         self.assertEqual([zero("learn-all", part) for part in ("shape", "scale", "loc")], [False, False, False])
         self.assertTrue(all((v - 1).abs().max() < 0.1 for k, v in trained["alibi-init"].items() if k.endswith("shape")))
         self.assertEqual({stage.length for stage in study.VARIANTS["length-256"].stages}, {64, 128, 256})
+        self.assertEqual([study.sibling_config("bam", variant).hidden_size for variant in (None, "shifted", "wide")], [64, 64, 128])
 
     def test_shifted_batches_begin_anywhere_and_end_in_time(self):
         spans, hidden = [], Model.hidden

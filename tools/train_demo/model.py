@@ -27,10 +27,35 @@ class Config:
     sinusoidal_theta: float = 10000.0
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
+    half_products: bool = False  # matrix products of training in bfloat16
 
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
+
+
+class HalfProduct(torch.autograd.Function):
+    """x [..., in] times weight [out, in], forward and backward with factors rounded to bfloat16; the sums are float32.
+
+    Three times as fast as float32 where the processor multiplies bfloat16. Weights and optimizer stay float32.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        rows, half = x.flatten(0, -2).bfloat16(), weight.bfloat16()
+        ctx.save_for_backward(rows, half)
+        ctx.saved_shape = x.shape[:-1]
+        return F.linear(rows, half).float().view(*x.shape[:-1], len(weight))
+
+    @staticmethod
+    def backward(ctx, gradient):
+        rows, half = ctx.saved_tensors
+        gradient = gradient.flatten(0, -2).bfloat16()
+        return (gradient @ half).float().view(*ctx.saved_shape, -1), (gradient.T @ rows).float()
+
+
+def product(x, weight, half: bool):
+    return HalfProduct.apply(x, weight) if half and x.requires_grad else F.linear(x, weight)
 
 
 class RMSNorm(nn.Module):
@@ -111,7 +136,7 @@ class Attention(nn.Module):
         """x [batch, length, hidden] -> [batch, length, 3, heads, dim], rotated if the encoding says so."""
         c = self.config
         weight = torch.cat((self.wq.weight, self.wk.weight, self.wv.weight))
-        qkv = F.linear(x, weight).view(*x.shape[:2], 3, c.num_heads, c.head_dim)
+        qkv = product(x, weight, c.half_products).view(*x.shape[:2], 3, c.num_heads, c.head_dim)
         if c.position_encoding.startswith("rope"):
             q, k, v = qkv.unbind(2)
             qkv = torch.stack((rotate(q, c.rope_theta, start), rotate(k, c.rope_theta, start), v), 2)
@@ -143,25 +168,26 @@ class Attention(nn.Module):
         qkv = self.qkv(x)
         attend = FusedAttention.apply if fused else attention_reference
         self.locality = (qkv, a, b) if self.training else None  # for locality_penalty
-        return self.wo(attend(qkv, a, b, prior))
+        return product(attend(qkv, a, b, prior), self.wo.weight, self.config.half_products)
 
 
 class FeedForward(nn.Module):
-    def __init__(self, size: int, hidden: int):
+    def __init__(self, size: int, hidden: int, half: bool):
         super().__init__()
+        self.half = half
         self.w1, self.w3 = nn.Linear(size, hidden, bias=False), nn.Linear(size, hidden, bias=False)
         self.w2 = nn.Linear(hidden, size, bias=False)
 
     def forward(self, x):
-        gate, up = F.linear(x, torch.cat((self.w1.weight, self.w3.weight))).chunk(2, -1)
-        return self.w2(F.silu(gate) * up)
+        gate, up = product(x, torch.cat((self.w1.weight, self.w3.weight)), self.half).chunk(2, -1)
+        return product(F.silu(gate) * up, self.w2.weight, self.half)
 
 
 class Block(nn.Module):
     def __init__(self, config: Config, shape: torch.Tensor):
         super().__init__()
         self.attention = Attention(config, shape)
-        self.feed_forward = FeedForward(config.hidden_size, config.intermediate_size)
+        self.feed_forward = FeedForward(config.hidden_size, config.intermediate_size, config.half_products)
         self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.ffn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -204,8 +230,11 @@ class Model(nn.Module):
             x = layer(x, fused)
         return self.norm(x)
 
+    def logits(self, hidden):
+        return product(hidden, self.output.weight, self.config.half_products)
+
     def forward(self, tokens, fused: bool = True):
-        return self.output(self.hidden(tokens, fused))
+        return self.logits(self.hidden(tokens, fused))
 
 
 def locality_penalty(model: Model, distance: int = 1024, nats: float = 40.0) -> torch.Tensor:

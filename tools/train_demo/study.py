@@ -81,11 +81,21 @@ VARIANTS = {
     ),
     # For absolute positions: short sequences stand anywhere up to 512, so that every position is seen from the first step on.
     "shifted": dataclasses.replace(STUDY, shifted_up_to=512),
+    # Twice as wide, for sinusoidal positions: position_shift.py says why.
+    "wide": STUDY,
     # Context extension: a tenth of the steps at twice the length, from the checkpoint that the recipe wrote.
     "extended": dataclasses.replace(
         STUDY, steps=180, decay_steps=180, warmup_steps=20, stages=(Stage(180, 1024, 2e-3, 60, SHARPEN),), lengths=(1024,)
     ),
+    # A second course of `shifted`: as many steps again as it had at 512 tokens and half as many more, from half the learning rates down.
+    "polished": dataclasses.replace(
+        STUDY, steps=900, decay_steps=1800, warmup_steps=20, stages=(Stage(900, 512, 2e-3, 60, SHARPEN),), shifted_up_to=512
+    ),
 }
+# What goes on from a checkpoint in --trained: the end of that folder's name.
+CONTINUED = {"extended": "", "polished": "-shifted"}
+# The network that a variant changes instead.
+NETWORKS = {"wide": dict(NETWORK, hidden_size=128, intermediate_size=256)}
 COLUMNS = ("step", "training_length", "passkey_128", "passkey_512", "text_nats")
 
 
@@ -120,18 +130,19 @@ class StudyRun(train.Run):
         return f"  passkey at 128: {row[2]:.3f}, at 512: {row[3]:.3f}, text {nats:.3f} nats"
 
 
-def sibling_config(name: str) -> Config:
-    return Config(position_encoding=name.removesuffix("-ssmax"), ssmax=name.endswith("-ssmax"), **NETWORK)
+def sibling_config(name: str, variant: str | None = None) -> Config:
+    network = NETWORKS.get(variant, NETWORK)
+    return Config(position_encoding=name.removesuffix("-ssmax"), ssmax=name.endswith("-ssmax"), **network)
 
 
 def train_sibling(args, name: str, recipe: Recipe = STUDY) -> StudyRun:
     label = name + (f"-{args.variant}" if args.variant else "") + (f"-seed{args.seed}" if args.seed != 1 else "")
-    if args.variant == "extended":
-        trained = export.read_checkpoint(args.trained / name).state_dict()
+    if args.variant in CONTINUED:
+        trained = export.read_checkpoint(args.trained / (name + CONTINUED[args.variant])).state_dict()
         recipe = dataclasses.replace(recipe, adjust=lambda model: model.load_state_dict(trained))
     run_args = argparse.Namespace(**vars(args), lr=0.02, eval_every=EVAL_EVERY, export_every=recipe.steps)
     path = args.curves / f"{label}.csv"
-    run = StudyRun(run_args, recipe, sibling_config(name), args.out / label, f"study-{label}", curve_path=path)
+    run = StudyRun(run_args, recipe, sibling_config(name, args.variant), args.out / label, f"study-{label}", curve_path=path)
     run.run()
     return run
 
@@ -145,7 +156,7 @@ def main() -> None:
     add("--only", type=lambda names: names.split(","), default=SIBLINGS, help="comma-separated names")
     add("--seed", type=int, default=1)
     add("--variant", choices=VARIANTS, help="an ablation instead of the recipe")
-    add("--trained", type=pathlib.Path, default="checkpoints/siblings", help="folder of the checkpoints that `extended` goes on from")
+    add("--trained", type=pathlib.Path, default="checkpoints/siblings", help="folder of the checkpoints that `extended` and `polished` go on from")
     args = parser.parse_args()
     for name in args.only:
         if name not in SIBLINGS:

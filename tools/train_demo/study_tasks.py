@@ -3,31 +3,13 @@
 A network of 0.3 M parameters has to learn it within minutes whatever its position encoding, so the haystacks are plain,
 and the tokens that say nothing about retrieval are mostly left out of the loss, which also spares the output head.
 """
+import questions
 import tasks
 import tokenizer as tok
+from questions import ADJECTIVES, NIAH_HEAD, NIAH_HEAD_MANY, NIAH_NEEDLE, NOUNS
 
-# The wordings of `bam passkey --task niah_*`; tests/tools/test_study.py holds them against that program.
-NIAH_HEAD = "A special magic {kind} is hidden in the text that follows. Memorize it: I will ask you about the {kind} afterwards."
-NIAH_HEAD_MANY = (
-    "Special magic {kind}s are hidden in the text that follows. Memorize them: I will ask you about the {kind}s afterwards."
-)
-NIAH_NEEDLE = "A special magic {kind} for {key} is: {value}."
-NIAH_QUESTION = (
-    "What is the special magic {kind} for {key} mentioned in the text? The special magic {kind} for {key} mentioned in the "
-    "text is"
-)
+NIAH_QUESTION = f"{questions.NIAH_QUESTION} {questions.NIAH_ANSWER}"
 MAGIC_DIGITS = 7
-ADJECTIVES = (
-    "amber", "bitter", "black", "blue", "brave", "bright", "brown", "calm", "clear", "cold", "dark", "deep", "early", "fair",
-    "free", "golden", "grand", "gray", "happy", "heavy", "hidden", "high", "kind", "large", "late", "light", "little", "lonely",
-    "old", "plain", "proud", "quick", "quiet", "rare", "red", "rich", "round", "silent", "silver", "simple", "warm", "young",
-)  # fmt: skip
-NOUNS = (
-    "anchor", "apple", "beach", "bell", "bird", "boat", "book", "bridge", "candle", "castle", "chair", "city", "cloud", "door",
-    "dream", "field", "fire", "flower", "forest", "friend", "garden", "harbor", "hill", "horse", "house", "island", "lake",
-    "lamp", "leaf", "letter", "lion", "market", "morning", "mountain", "night", "ocean", "paper", "queen", "river", "road",
-    "room", "ship", "song", "stone", "storm", "story", "street", "summer", "table", "tower", "village", "window",
-)  # fmt: skip
 UUID_GROUPS = (8, 4, 4, 4, 12)
 COUNTED_FILLER = 0.125  # of the tokens around needle and answer
 SHORTEST_PASSKEY, SHORTEST_NEEDLE = 48, 200  # tokens

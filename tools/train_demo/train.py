@@ -22,6 +22,7 @@ import torch.nn.functional as F
 
 import corpus
 import export
+import questions
 import tasks
 import tokenizer
 from evaluate import passkey_accuracy
@@ -57,6 +58,7 @@ class Recipe:
     warmup_steps: int = 100
     tokens_per_step: int = 4096
     lengths: tuple[int, ...] = (128, 256, 512)  # a quarter of the batches has a shorter one than its stage
+    half_products: bool = False  # matrix products in bfloat16
     flat_priors: bool = False  # every head starts with theta_beta = 0, not only those of the last layer
     source: type = tasks.Tasks
     adjust: Callable[[Model], None] | None = None  # what a variant changes in the new network
@@ -77,6 +79,28 @@ DEMO = Recipe(
     ),
 )
 
+ASKING_RETRIEVAL = dict(passkey=0.33, niah=0.04, fact=0.14, recall=0.22, repetition=0.09, plain_text=0.18)
+ASKING_TEXT = dict(passkey=0.12, niah=0.10, fact=0.08, recall=0.06, repetition=0.02, plain_text=0.62)
+ASKING_SHARPEN = dict(passkey=0.18, niah=0.13, fact=0.08, recall=0.05, repetition=0.02, plain_text=0.54)
+# More questions and half as many steps again, in bfloat16 products.
+QUESTIONS = Recipe(
+    steps=2600,
+    decay_steps=1100,
+    locality=0.05,
+    stages=(
+        Stage(256, 128, 8e-3, 30, ASKING_RETRIEVAL),
+        Stage(400, 256, 8e-3, 30, ASKING_RETRIEVAL),
+        Stage(520, 256, 8e-3, 30, ASKING_TEXT),
+        Stage(1300, 512, 8e-3, 30, ASKING_TEXT),
+        Stage(2100, 512, 1e-3, 60, ASKING_SHARPEN),
+        Stage(2600, 512, 1e-3, 60, ASKING_SHARPEN, near_miss_share=0.4),
+    ),
+    source=questions.Questions,
+    half_products=True,
+)
+RECIPES = {"passkey": DEMO, "questions": QUESTIONS}
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -84,6 +108,7 @@ def arguments() -> argparse.Namespace:
     add("--out", type=pathlib.Path, required=True, help="checkpoint folder to write")
     add("--position-encoding", choices=ENCODINGS, default="bam")
     add("--no-ssmax", action="store_true")
+    add("--recipe", choices=RECIPES, default="passkey", help="passkey: the shipped model's; questions: more to ask, longer")
     add("--no-locality-penalty", action="store_true", help="nothing shapes the priors of the lower layers")
     add("--hidden", type=int, default=160)
     add("--ffn", type=int, default=448)
@@ -133,7 +158,7 @@ class Run:
             dict(params=groups["temperature"], lr=0.0, weight_decay=0.0, staged=True),
         ]
         adam = [group for group in adam if group["params"]]
-        optimizers = [Muon(groups["matrix"], self.args.lr), torch.optim.AdamW(adam, betas=(0.9, 0.98), eps=1e-9)]
+        optimizers = [Muon(groups["matrix"], self.args.lr, half=self.model.config.half_products), torch.optim.AdamW(adam, betas=(0.9, 0.98), eps=1e-9)]
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["base_lr"] = group["lr"]
@@ -178,7 +203,7 @@ class Run:
         shift = self.tasks.rng.randint(0, max(0, self.recipe.shifted_up_to - length)) if self.recipe.shifted_up_to else 0
         hidden = self.model.hidden(tokens[:, :-1], start=shift)
         counted = weights > 0
-        logits = self.model.output(hidden.flatten(0, 1)[counted])
+        logits = self.model.logits(hidden.flatten(0, 1)[counted])
         target, weight = tokens[:, 1:].reshape(-1)[counted], weights[counted]
         losses = F.cross_entropy(logits, target, reduction="none")
         loss = (losses * weight).sum() / weight.sum()
@@ -270,6 +295,9 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     prepare(args.work)
+    recipe = RECIPES[args.recipe]
+    if args.no_locality_penalty:
+        recipe = dataclasses.replace(recipe, locality=0.0)
     config = Config(
         hidden_size=args.hidden,
         intermediate_size=args.ffn,
@@ -277,8 +305,8 @@ def main() -> None:
         num_heads=args.hidden // 32,
         position_encoding=args.position_encoding,
         ssmax=not args.no_ssmax,
+        half_products=recipe.half_products,
     )
-    recipe = dataclasses.replace(DEMO, locality=0.0) if args.no_locality_penalty else DEMO
     Run(args, recipe, config, args.out, args.out.name).run()
 
 
