@@ -24,6 +24,9 @@ if(BAM_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${BAM_CCACHE})
 endif()
 
+# Messages of failed checks name a file as the repository does: nothing of a build is of the folder that it was made in, and a second
+# clone takes its objects from the compiler cache.
+add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fmacro-prefix-map=${CMAKE_SOURCE_DIR}/=>")
 add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wno-unused-parameter;-Wno-missing-field-initializers>")
 set(bam_sanitize_flags -fsanitize=${BAM_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
 if(BAM_SANITIZE)
