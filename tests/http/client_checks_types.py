@@ -4,6 +4,7 @@ for it. The clients themselves let wrong types through; whoever reads such a fie
     python client_checks_types.py BASE_URL
 """
 
+import functools
 import json
 import sys
 import time
@@ -50,8 +51,14 @@ def unknown_fields(value, raw):
             yield from unknown_fields(value[key], entry)
 
 
+@functools.cache
+def adapter(kind):
+    """Making one takes longer than reading a hundred events with it."""
+    return TypeAdapter(kind)
+
+
 def typed(kind, text, ours=frozenset()):
-    value = TypeAdapter(kind).validate_json(text, strict=True)
+    value = adapter(kind).validate_json(text, strict=True)
     unknown = set(unknown_fields(value, json.loads(text))) - set(ours)
     assert not unknown, f"{getattr(kind, '__name__', 'an event')} does not know {unknown}: {text}"
     return value
