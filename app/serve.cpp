@@ -9,6 +9,7 @@
 #include <chrono>
 #include <csignal>
 #include <ctime>
+#include <functional>
 #include <future>
 #include <thread>
 
@@ -216,20 +217,25 @@ class Service {
     while (is_busy() && steady_clock::now() < flush_until) std::this_thread::sleep_for(10ms);
     context_.connections.shut_down();
     const auto closed_until = std::min(flush_until, steady_clock::now() + seconds(3));
+    wait_until_closed(closed_until);
+    stop([&] { wait_until_closed(closed_until); });  // a gateway that has not noticed sends on
+  }
+
+  void wait_until_closed(std::chrono::steady_clock::time_point until) const {
     while (context_.metrics.open_connections.load(std::memory_order_relaxed) > 0 &&
-           steady_clock::now() < closed_until) {
-      std::this_thread::sleep_for(10ms);
+           std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    stop();
   }
 
   // The event loops go last: until then workers and the engine may still hand something to them.
-  void stop() {
+  void stop(const std::function<void()>& before_last = [] {}) {
     const ServingModel* model = context_.model.load(std::memory_order_acquire);
     if (model) model->engine.cancel_all();  // a worker may be waiting for an answer
     context_.streams.clear();
     context_.pool.stop();
     if (model) model->engine.drain(std::chrono::seconds(5));
+    before_last();
     http_.quit();
   }
 

@@ -16,6 +16,8 @@ namespace {
 
 // A peer that was refused may read its reply for so long; it may be sending a body that nobody wants.
 constexpr double kHangUpSeconds = 1;
+// While the process ends: time for a reply that is being made, and for what a peer that has just come wants to say.
+constexpr double kLeaveSeconds = 2;
 // Connections beyond --max-connections for probes, and how long one of them may take.
 constexpr int64_t kSpareConnections = 8;
 constexpr double kSpareSeconds = 3;
@@ -87,6 +89,10 @@ void Connection::request_done(uint64_t number, bool refused) {
   } else if (!held_.empty()) {
     loop_->queueInLoop([weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->take_held();
+    });
+  } else if (leaving_ && open_requests_.empty()) {
+    loop_->queueInLoop([weak = tcp_] {
+      if (const auto tcp = weak.lock()) tcp->shutdown();
     });
   }
 }
@@ -196,6 +202,23 @@ void Connection::hang_up() {
   });
 }
 
+void Connection::leave() {
+  const auto tcp = tcp_.lock();
+  if (!tcp) return;
+  leaving_ = true;
+  const double quiet = seconds_between(last_activity_, std::chrono::steady_clock::now());
+  const bool has_just_come = next_request_ == 0 && quiet < kLeaveSeconds;
+  if (!open_requests_.empty() || has_just_come || !framing_.is_between_requests()) {
+    loop_->runAfter(kLeaveSeconds, [weak = tcp_] {
+      if (const auto late = weak.lock()) late->shutdown();
+    });
+  } else if (quiet > kLeaveSeconds) {  // has everything; others get time to read the rest
+    tcp->forceClose();
+  } else {
+    tcp->shutdown();
+  }
+}
+
 void Connection::send_continue() {
   const auto tcp = tcp_.lock();
   // Behind an unfinished reply it would be taken for a part of that; the client sends its body after a while anyway.
@@ -282,6 +305,7 @@ bool ConnectionTable::add(const trantor::TcpConnectionPtr& tcp) {
       if (const auto late = weak.lock()) late->forceClose();
     });
   }
+  if (shutting_down_) connection->leave();
   table_.emplace(tcp.get(), std::move(connection));
   metrics_.open_connections.fetch_add(1, std::memory_order_relaxed);
   return true;
@@ -295,18 +319,9 @@ std::shared_ptr<Connection> ConnectionTable::find(const trantor::TcpConnectionPt
 
 void ConnectionTable::shut_down() {
   const std::lock_guard lock(mutex_);
+  shutting_down_ = true;
   for (const auto& [key, connection] : table_) {
-    connection->loop_->queueInLoop([connection] {
-      const auto tcp = connection->tcp().lock();
-      if (!tcp) return;
-      const double quiet = seconds_between(connection->last_activity_, std::chrono::steady_clock::now());
-      // Whoever was answered a while ago has everything; the others get time to read the rest.
-      if (connection->open_requests_.empty() && quiet > 2) {
-        tcp->forceClose();
-      } else {
-        tcp->shutdown();
-      }
-    });
+    connection->loop_->queueInLoop([connection] { connection->leave(); });
   }
 }
 

@@ -68,6 +68,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void answer_malformed(const trantor::TcpConnectionPtr& tcp);
   // Ignores what still comes and closes as soon as what is buffered has left, or a second is over.
   void hang_up();
+  // The process ends: an open request, or one that is on its way, is answered first; then this closes.
+  void leave();
   void closed();
   // Why the connection should be cut now, or null. Called about once a second.
   const char* overdue(const ServerConfig& config, trantor::TcpConnection& tcp, TimePoint now);
@@ -90,6 +92,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   HttpMetrics* metrics_ = nullptr;        // of all connections
   trantor::RecvMessageCallback library_;  // what read the socket before intercept()
   bool spare_ = false;
+  bool leaving_ = false;                    // closes after its next reply
   bool deaf_ = false;                       // nothing that comes is looked at any more
   std::optional<FramingError> unanswered_;  // waits until earlier requests have their replies
   std::string malformed_;
@@ -110,7 +113,8 @@ class ConnectionTable {
   // Runs on every event loop about once a second, for the connections of that loop.
   void sweep(trantor::EventLoop* loop);
 
-  // The process is about to end: connections close once what is buffered for them has been sent. Any thread.
+  // The process is about to end: connections close once their requests are answered and what is buffered for them has been
+  // sent, also those that come from now on. Any thread.
   void shut_down();
 
  private:
@@ -122,6 +126,7 @@ class ConnectionTable {
   mutable std::mutex mutex_;
   std::unordered_map<const trantor::TcpConnection*, std::shared_ptr<Connection>> table_;
   int64_t num_spare_ = 0;  // of those in the table
+  bool shutting_down_ = false;
 };
 
 }  // namespace bam

@@ -166,6 +166,20 @@ class Signals(unittest.TestCase):
         self.assertEqual(server.stop(), 0)
         keep.close()
 
+    def test_who_is_asking_when_the_server_ends_is_told(self):
+        """A gateway could not ask another replica if the connection just ended: the request may have been executed."""
+        server = bamtest.Server("--drain-timeout", "1h")
+        asking = socket.create_connection(("127.0.0.1", server.port))
+        asking.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
+        bamtest.wait_until(lambda: server.metric("bam_http_connections") >= 2, "its connection is known", server)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_line("draining")
+        asking.sendall(b"Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+        reply = asking.makefile("rb").read()
+        self.assertTrue(reply.startswith(b"HTTP/1.1 503 "), reply)
+        self.assertIn(b'"draining"', reply)
+        self.assertEqual(server.process.wait(bamtest.PATIENCE), 0)
+
     def test_drain_timeout_ends_what_still_runs(self):
         server = bamtest.Server("--drain-timeout", "1s", *bamtest.UNREAD)
         stream = server.stream("/v1/completions", self.ENDLESS)
