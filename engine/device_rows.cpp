@@ -15,7 +15,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLook{20};  // how often it is looked whether the group is lost while rows are on their way
+constexpr milliseconds kWatch{20};  // how often it is looked whether the group is lost while rows are on their way
 constexpr milliseconds kConnectTimeout{60'000};
 
 // Polling that is quick at first: rows come within microseconds of their message.
@@ -137,7 +137,7 @@ const float* DeviceRows::receive(size_t floats) {
 // A thread that computes may be stuck in a call of the device that waits for rows: another one must end them.
 void DeviceRows::watch() {
   std::unique_lock lock(mutex_);
-  while (!stopped_.wait_for(lock, kLook, [&] { return stopping_; })) {
+  while (!stopped_.wait_for(lock, kWatch, [&] { return stopping_; })) {
     try {
       on_wire([&] {
         transport_.check();
