@@ -31,10 +31,11 @@ fuzz_one() {
     say "$target: FAILED, see $log"
     return 1
   fi
-  local inputs
+  local inputs seconds_used
+  seconds_used=$(awk '{ printf "%.0f", $1 + $2 }' <<<"$cpu")
   inputs=$(sed -nE 's/^stat::number_of_executed_units: *([0-9]+)/\1/p' "$log")
-  printf '%s\t%.0f\t%s\n' "$target" "$(awk '{ print $1 + $2 }' <<<"$cpu")" "$inputs" >>"$(cache_dir)/fuzz/hours.tsv"
-  say "  $target: $inputs inputs, $cpu s of CPU time (user, system), no finding"
+  printf '%s\t%s\t%s\n' "$target" "$seconds_used" "$inputs" >>"$(cache_dir)/fuzz/hours.tsv"
+  say "  $target: $inputs inputs in $seconds_used s of CPU time, no finding"
 }
 
 # As many side by side as there are cores.

@@ -67,7 +67,7 @@ class Tenants(bamtest.ServerTest):
                              ("DELETE", "/v1/stream/kept"), ("POST", "/v1/requests/kept/cancel")):
             self.assertEqual(self.server.request(method, path, headers=BOB).status, 404, (method, path))
         again = self.server.post("/v1/responses", {"input": "x", "previous_response_id": reply, "max_output_tokens": 1}, headers=BOB)
-        self.assertEqual(again.status, 404, again.text)
+        self.assertEqual((again.status, again.error["code"]), (400, "previous_response_not_found"), again.text)
         stream.next_event()
         self.assertEqual(self.server.request("HEAD", "/v1/stream/kept", headers=ALICE).status, 200)
         self.assertEqual(self.server.request("DELETE", "/v1/stream/kept", headers=ALICE).status, 200)
