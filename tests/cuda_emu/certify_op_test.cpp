@@ -1,7 +1,10 @@
 // Certified skipping, splitting and cutting of attention on the emulated device at lengths where they matter.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cmath>
 #include <cstring>
+#include <functional>
 
 #include "tests/cuda_emu/attention_test_support.h"
 
@@ -138,42 +141,81 @@ TEST(CertifyCounters, AreThoseOfTheCpu) {
   EXPECT_GT(cpu_skipped, 0u);
 }
 
+// 20 whole tiles of one head and a query after them; all keys but those of its anchor are far ones. Values are 1 for far keys
+// and 0 for the others, so that the output is the share of the mass that far keys have.
+class CertifyRounding : public ::testing::Test {
+ protected:
+  static constexpr float kEpsilon = 0.01f;
+  static constexpr int kDim = 32;
+  using Vector = std::array<float, kDim>;
+
+  // Attention at several distances between logits of near and far keys: what bounds leave out is never more than epsilon, and
+  // somewhere it is something.
+  static void expect_losses_within_epsilon(DType kv, int offsets, const Vector& query,
+                                           const std::function<Vector(int offset)>& near,
+                                           const std::function<Vector(int offset)>& far) {
+    Case test{.encoding = PositionEncoding::kNope, .ssmax = false, .operand = DType::kF16, .kv = kv, .head_dim = kDim};
+    test.heads = test.kv_heads = 1;
+    test.tokens = 20 * 64 + 1;
+    bool left_something_out = false;
+    for (int offset = 0; offset < offsets; ++offset) {
+      std::vector<float> qkv(static_cast<size_t>(test.tokens * 3 * kDim));
+      for (int64_t i = 0; i < test.tokens; ++i) {
+        float* row = qkv.data() + i * 3 * kDim;
+        const bool is_far = i < 19 * 64;
+        std::ranges::copy(query, row);
+        std::ranges::copy(is_far ? far(offset) : near(offset), row + kDim);
+        std::fill_n(row + 2 * kDim, kDim, is_far ? 1.0f : 0.0f);
+      }
+      const auto backend = make_cuda(test.operand);
+      AttentionOptions options{.certified = false, .epsilon = kEpsilon};
+      const auto dense = run(*backend, test, make_spec(test), qkv, 1, options, nullptr, test.tokens - 1);
+      options.certified = true;
+      std::vector<AttentionCounters> counters;
+      const auto certified = run(*backend, test, make_spec(test), qkv, 1, options, &counters, test.tokens - 1);
+      EXPECT_LE(dense[0] - certified[0], kEpsilon * 1.01f) << "offset " << offset;
+      left_something_out = left_something_out || counters[0].skipped >= 8;
+    }
+    EXPECT_TRUE(left_something_out);
+  }
+};
+
 // Attention rounds queries to the format of the pages before it multiplies. A bound of the unrounded query would be too
 // low here: in the dims where far keys live the query rounds up, in those of near keys it rounds down, by a third of a
 // percent of logits around 500.
-TEST(CertifyRounding, BoundsAreThoseOfTheQueryThatIsMultiplied) {
-  Case test{.name = "rounding", .encoding = PositionEncoding::kNope, .ssmax = false, .operand = DType::kF16};
-  test.kv = DType::kBF16;
-  test.heads = test.kv_heads = 1;
-  test.tokens = 20 * 64 + 1;
-  const int dim = test.head_dim, width = 3 * dim;
-  const float epsilon = 0.01f;
-  bool left_something_out = false;
-  for (int offset = 0; offset < 24; ++offset) {
-    std::vector<float> qkv(static_cast<size_t>(test.tokens * width));
-    for (int64_t i = 0; i < test.tokens; ++i) {
-      float* row = qkv.data() + i * width;
-      const bool far = i < 19 * 64;  // all but the anchor
-      for (int d = 0; d < dim; ++d) {
-        row[d] = d < dim / 2 ? 1.0f + 3.0f / 512 : 1.0f + 1.0f / 512;
-        row[dim + d] = far == (d < dim / 2) ? 176.0f : 0.0f;
-        row[2 * dim + d] = far ? 1.0f : 0.0f;
-      }
-      if (far) {
-        for (int d = 0; d < dim / 2; ++d) row[dim + d] -= static_cast<float>(3 + (d < offset) + (d + 16 < offset));
-      }
-    }
-    const auto backend = make_cuda(test.operand);
-    AttentionOptions options{.certified = false, .epsilon = epsilon};
-    const auto dense = run(*backend, test, make_spec(test), qkv, 1, options, nullptr, test.tokens - 1);
-    options.certified = true;
-    std::vector<AttentionCounters> counters;
-    const auto certified = run(*backend, test, make_spec(test), qkv, 1, options, &counters, test.tokens - 1);
-    // The output is the share of the far keys.
-    EXPECT_LE(dense[0] - certified[0], epsilon * 1.01f) << "offset " << offset;
-    left_something_out = left_something_out || counters[0].skipped >= 8;
+TEST_F(CertifyRounding, BoundsAreThoseOfTheQueryThatIsMultiplied) {
+  Vector query, near;
+  for (size_t d = 0; d < kDim; ++d) {
+    query[d] = d < kDim / 2 ? 1.0f + 3.0f / 512 : 1.0f + 1.0f / 512;
+    near[d] = d < kDim / 2 ? 0.0f : 176.0f;
   }
-  EXPECT_TRUE(left_something_out);
+  expect_losses_within_epsilon(
+      DType::kBF16, 24, query, [&](int) { return near; },
+      [](int offset) {
+        Vector key{};
+        for (int d = 0; d < kDim / 2; ++d) {
+          key[static_cast<size_t>(d)] = 176.0f - static_cast<float>(3 + (d < offset) + (d + 16 < offset));
+        }
+        return key;
+      });
+}
+
+// int8 pages meet queries in whole units of their largest component: here 2^-8, and the other components are a little more
+// than half of one, which doubles logits of far keys from 1.36 to 2.72.
+TEST_F(CertifyRounding, BoundsAreThoseOfWholeUnits) {
+  Vector query, far;
+  query.fill((0.5f + 0x1p-10f) * 0x1p-8f);
+  query[0] = 127.0f;
+  far.fill(127.0f);
+  far[0] = 0;
+  expect_losses_within_epsilon(
+      DType::kI8, 24, query,
+      [](int offset) {
+        Vector key{};
+        key[0] = (8.0f + 0.2f * static_cast<float>(offset)) / 127 * std::sqrt(static_cast<float>(kDim));
+        return key;
+      },
+      [&](int) { return far; });
 }
 
 // What the two backends store for the same keys must be the same bytes: pages and snapshots move between devices.

@@ -76,6 +76,10 @@ std::vector<float> attend_short() {
 std::vector<float> attend_short_codes() {
   return attend({.kv = DType::kI8, .head_dim = 32, .heads = 2, .kv_heads = 1, .tokens = 192, .chunk = 40});
 }
+// Blocks of eight rows, which have a kernel of their own.
+std::vector<float> attend_few_codes() {
+  return attend({.kv = DType::kI8, .head_dim = 32, .heads = 2, .kv_heads = 1, .tokens = 192, .chunk = 4}, 184);
+}
 // Far enough for seeds, masks and segments of several tiles; segments one after the other in a block, or shared by blocks.
 // Heads that share a block end at different keys: the last tile of the anchor and of a segment is seen in part by one head
 // while the other goes on to the next.
@@ -113,6 +117,7 @@ std::string broken(const std::string& text, const std::string& kernel, const std
 const std::string kGemm = "gemm_mma_kernelINS1_3F16ENS1_5ShapeILi64ELi32E";
 const std::string kHalf = "attention_mma_kernelINS0_3mma6ConfigI6__halfLNS3_5CodesE0ELi2E";
 const std::string kCodes = "attention_mma_kernelINS0_3mma6ConfigI6__halfLNS3_5CodesE1ELi2ELi16E";
+const std::string kFewCodes = "attention_mma_kernelINS0_3mma6ConfigI6__halfLNS3_5CodesE1ELi2ELi8E";
 
 class SeededFault : public ::testing::Test {
  protected:
@@ -163,6 +168,7 @@ TEST_F(SeededFault, NoKernelOfAStepUsesDoublePrecision) {
 TEST_F(SeededFault, NoneInWhatWeShip) {
   EXPECT_EQ(outcome(multiply).fault, "");
   EXPECT_EQ(outcome(attend_short).fault, "");
+  EXPECT_EQ(outcome(attend_few_codes).fault, "");
   EXPECT_EQ(outcome([] { return attend_far(DType::kI8, 1); }).fault, "");
 }
 
@@ -172,6 +178,7 @@ TEST_F(SeededFault, WrongLaneMap) {
                     "$1{$3, $2}", 8);
   expect_all_caught(attend_short, "attention_mma.ptx", kHalf, R"(x4\.trans\.shared)", "x4.shared", 4);
   expect_all_caught(attend_short_codes, "attention_mma.ptx", kCodes, R"(x4\.trans\.shared)", "x4.shared", 4);
+  expect_all_caught(attend_few_codes, "attention_mma.ptx", kFewCodes, R"(x4\.trans\.shared)", "x4.shared", 4);
 }
 
 TEST_F(SeededFault, MissingBarrier) {
@@ -191,6 +198,7 @@ TEST_F(SeededFault, MissingBarrier) {
 TEST_F(SeededFault, MissingCommit) {
   expect_all_caught(multiply, "gemm_mma.ptx", kGemm, R"(cp\.async\.commit_group;)", "", 3);
   expect_all_caught(attend_short, "attention_mma.ptx", kHalf, R"(cp\.async\.commit_group;)", "", 2);
+  expect_all_caught(attend_few_codes, "attention_mma.ptx", kFewCodes, R"(cp\.async\.commit_group;)", "", 2);
 }
 
 TEST_F(SeededFault, MissingWait) {
