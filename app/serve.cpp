@@ -9,7 +9,6 @@
 #include <chrono>
 #include <csignal>
 #include <ctime>
-#include <functional>
 #include <future>
 #include <thread>
 
@@ -218,7 +217,9 @@ class Service {
     context_.connections.shut_down();
     const auto closed_until = std::min(flush_until, steady_clock::now() + seconds(3));
     wait_until_closed(closed_until);
-    stop([&] { wait_until_closed(closed_until); });  // a gateway that has not noticed sends on
+    stop_work();
+    wait_until_closed(closed_until);  // a gateway that has not noticed sends on
+    http_.quit();
   }
 
   void wait_until_closed(std::chrono::steady_clock::time_point until) const {
@@ -229,14 +230,12 @@ class Service {
   }
 
   // The event loops go last: until then workers and the engine may still hand something to them.
-  void stop(const std::function<void()>& before_last = [] {}) {
+  void stop_work() {
     const ServingModel* model = context_.model.load(std::memory_order_acquire);
     if (model) model->engine.cancel_all();  // a worker may be waiting for an answer
     context_.streams.clear();
     context_.pool.stop();
     if (model) model->engine.drain(std::chrono::seconds(5));
-    before_last();
-    http_.quit();
   }
 
   ServeConfig config_;
