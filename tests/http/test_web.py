@@ -9,6 +9,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import bamtest  # noqa: E402
 from page_harness import LongRequest, main, OPTIONS, PageTest, Server  # noqa: E402
 
 VIEWS = ("playground", "prior", "attention", "engine")
